@@ -1,0 +1,20 @@
+"""Contrastive learning without a temperature."""
+
+from taufree.functional import info_nce, nt_xent, sup_con
+from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
+from taufree.losses import InfoNCE, NTXent, SupCon
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "InfoNCE",
+    "LearnableTemperature",
+    "Link",
+    "LogOdds",
+    "NTXent",
+    "SupCon",
+    "Temperature",
+    "info_nce",
+    "nt_xent",
+    "sup_con",
+]

@@ -1,0 +1,35 @@
+"""The same contract several times: ``backend(contrast, link, weights)``.
+
+With ``weights`` [N] a backend returns the scalar sum of weights * losses, with None each anchor's
+loss [N]. The result has the dtype of :func:`taufree.backends.precision.result_dtype`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from taufree.backends import blockwise, reference
+from taufree.contrast import Contrast
+from taufree.links import Link
+
+BACKENDS = ("auto", "reference", "blockwise")
+SMALL = 2**18
+
+
+class Backend(Protocol):
+    def __call__(self, contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor: ...
+
+
+def choose(backend: str, contrast: Contrast) -> Backend:
+    """The backend that a name stands for; "auto" decides by size.
+
+    Up to 2^18 pairs (a batch of 512) the dense reference is as quick, compiles and is twice
+    differentiable; beyond that its matrices cost more than the tiles of blockwise do.
+    """
+    if backend == "auto":
+        candidates = contrast.n if contrast.in_batch else 0
+        candidates += 0 if contrast.queue is None else contrast.queue.shape[0]
+        backend = "reference" if contrast.n * candidates <= SMALL else "blockwise"
+    return reference.loss if backend == "reference" else blockwise.loss

@@ -1,0 +1,211 @@
+"""What a tile of the similarity matrix adds to the sums and to the gradient, link by link.
+
+Two kinds: :class:`OddsTile` for the log-odds at gain 1, whose weights (1+c)/(1-c) are plain numbers
+that need no exponential and no maximum, and :class:`SoftmaxTile` for every other link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from taufree.links import Link, LogOdds
+
+
+@dataclass
+class Side:
+    """One direction of the contrast, rows looking at columns or columns at rows; fields [anchors].
+
+    The derivative of the loss with respect to a negative's logit is ``grad * exp(logit - log_z)``,
+    and to a labelled positive's ``keep * grad * exp(logit - log_z) - pull``: an anchor with a single
+    positive has keep 0 and pull = grad * (1 - p), so that nothing cancels.
+    """
+
+    grad: Tensor
+    log_z: Tensor
+    keep: Tensor
+    pull: Tensor
+
+    def at(self, span: range, dim: int) -> Side:
+        """The anchors of a span, laid along dimension ``dim`` of a tile."""
+        fields = (self.grad, self.log_z, self.keep, self.pull)
+        return Side(*(field[span.start : span.stop].unsqueeze(1 - dim) for field in fields))
+
+
+class OddsTile:
+    """LogOdds at gain 1, with r = 1/(1 + delta - c): weight = 2(1+delta)r - 1, its slope 2(1+delta)r^2."""
+
+    start = 0.0  # the sum over no pair
+
+    def __init__(
+        self, link: LogOdds, gap: Tensor, rise: Tensor | None, left_out: Tensor | None, same: Tensor | None
+    ) -> None:
+        self.twice = 2 * (1 + link.resolution)
+        self.same = same
+        self.near = rise is not None
+        self.r = gap.add_(link.resolution).reciprocal_()
+        self.weight: Tensor | None = None  # formed only where the sum of r does not give it
+        if rise is not None:
+            self.weight = rise.add_(link.resolution).mul_(self.r)
+        elif left_out is not None or same is not None:
+            self.weight = (self.r * self.twice).sub_(1)
+        if left_out is not None and self.weight is not None:
+            self.weight.masked_fill_(left_out, 0)
+            self.r.masked_fill_(left_out, 0)
+
+    @property
+    def nbytes(self) -> int:
+        return self.r.nbytes * (1 if self.weight is None else 2)
+
+    def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
+        """``total`` with the weights along ``dim`` added, of all pairs or of those ``among``."""
+        if self.weight is None:
+            return total + (self.r.sum(dim) * self.twice - self.r.shape[dim])
+        weight = self.weight if among is None else self.weight * among
+        return total + weight.sum(dim)
+
+    @staticmethod
+    def merge(total: Tensor, logits: Tensor) -> Tensor:
+        """``total`` with the weights of ``logits`` [..., K] added."""
+        return total + logits.exp().sum(-1)
+
+    @staticmethod
+    def log(total: Tensor) -> Tensor:
+        return total.log()
+
+    def logits(self, among: Tensor) -> Tensor:
+        """The logits of the pairs ``among``, 0 elsewhere."""
+        assert self.weight is not None
+        return self.weight.where(among, 1).log_()
+
+    def coefficients(self, sides: Sequence[Side], params: Sequence[Tensor]) -> tuple[Tensor, None]:
+        """dL/dc of each pair, summed over the directions; consumes the tile."""
+        shares = [self.twice * side.grad * torch.exp(-side.log_z) for side in sides]
+        scale = _sum(shares).to(self.r.dtype)
+        if self.same is not None:
+            assert self.weight is not None
+            kept = _sum([side.keep * share for side, share in zip(sides, shares, strict=True)]).to(self.r.dtype)
+            pull = _sum([self.twice * side.pull for side in sides]).to(self.r.dtype)
+            scale = torch.where(self.same, kept - pull / self.weight, scale)
+        return self.r.square_().mul_(scale), None
+
+
+class SoftmaxTile:
+    """Any link, by its logits and slopes; sums are kept as logarithms, relative to their maximum."""
+
+    start = -torch.inf
+
+    def __init__(
+        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: Tensor | None, same: Tensor | None
+    ) -> None:
+        self.link, self.same, self.gap, self.rise = link, same, gap, rise
+        self.near = rise is not None
+        self.logit = link.logit(*self._similarity())
+        if left_out is not None:
+            self.logit = self.logit.masked_fill(left_out, -torch.inf)
+
+    @property
+    def nbytes(self) -> int:
+        return self.gap.nbytes * (2 if self.rise is None else 3)
+
+    def _similarity(self) -> tuple[Tensor, Tensor, Tensor]:
+        rise = 2 - self.gap if self.rise is None else self.rise
+        return (rise - self.gap) / 2, self.gap, rise
+
+    def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
+        logit = self.logit if among is None else self.logit.where(among, -torch.inf)
+        return torch.logaddexp(total, logit.logsumexp(dim).to(total.dtype))
+
+    @staticmethod
+    def merge(total: Tensor, logits: Tensor) -> Tensor:
+        return torch.logaddexp(total, logits.logsumexp(-1))
+
+    @staticmethod
+    def log(total: Tensor) -> Tensor:
+        return total
+
+    def logits(self, among: Tensor) -> Tensor:
+        return self.logit.where(among, 0)
+
+    def coefficients(
+        self, sides: Sequence[Side], params: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor | None] | None]:
+        """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any."""
+        pull = _sum([self._share(side) for side in sides])
+        similarity = self._similarity()
+        learned = link_gradient(self.link, similarity, pull, params) if params else None
+        return pull.mul_(self.link.slope(*similarity)), learned
+
+    def _share(self, side: Side) -> Tensor:
+        """dL/dlogit in one direction."""
+        share = side.grad.to(self.gap.dtype) * (self.logit - side.log_z.to(self.gap.dtype)).exp()
+        if self.same is None:
+            return share
+        return torch.where(self.same, (side.keep * share - side.pull).to(share.dtype), share)
+
+
+class Direction:
+    """One direction's sums while they grow, then its losses and its side; all in ``dtype``, [N].
+
+    ``positive`` holds the positives' logits, or None when labels tell the positives in the tiles.
+    """
+
+    def __init__(
+        self,
+        kind: type[OddsTile] | type[SoftmaxTile],
+        count: Tensor,
+        positive: Tensor | None,
+        weights: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        self.kind, self.count, self.positive = kind, count, positive
+        zeros = torch.zeros(count.shape, dtype=dtype, device=count.device)
+        self.negatives = torch.full_like(zeros, kind.start)
+        self.labelled = torch.full_like(zeros, kind.start)
+        self.logits, self.losses = zeros.clone(), zeros.clone()
+        grad = zeros.clone() if weights is None else weights.to(dtype) * (count > 0)
+        self.side = Side(grad, zeros.clone(), zeros.clone(), zeros.clone())
+
+    def add(self, tile: OddsTile | SoftmaxTile, part: slice, dim: int) -> None:
+        among = None if tile.same is None else ~tile.same
+        self.negatives[part] = tile.add(self.negatives[part], dim, among)
+        if tile.same is not None:
+            self.labelled[part] = tile.add(self.labelled[part], dim, tile.same)
+            self.logits[part] += tile.logits(tile.same).sum(dim)
+
+    def close(self, part: slice) -> None:
+        """Losses and side of the anchors whose sums are complete.
+
+        With S and W the summed weights of negatives and positives, the loss is
+        log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny.
+        """
+        count, log_s = self.count[part], self.kind.log(self.negatives[part])
+        if self.positive is None:
+            log_w = self.kind.log(self.labelled[part])
+            spread = torch.where(count == 1, 0, log_w - self.logits[part] / count)
+        else:
+            log_w, spread = self.positive[part], 0
+        log_z = torch.logaddexp(log_s, log_w)
+        loss = torch.logaddexp(torch.zeros_like(log_s), log_s - log_w) + spread
+        share = torch.where(count == 1, (log_s - log_z).exp(), 1 / count)
+        some = count > 0
+        self.losses[part] = loss.where(some, 0)
+        self.side.log_z[part] = log_z.where(some, 0)
+        self.side.keep[part] = (count != 1).to(log_z.dtype)
+        self.side.pull[part] = self.side.grad[part] * share.where(some, 0)
+
+
+def link_gradient(
+    link: Link, similarity: tuple[Tensor, Tensor, Tensor], outer: Tensor, params: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """The derivatives of sum(outer * logit) with respect to the link's parameters."""
+    with torch.enable_grad():
+        logit = link.logit(*similarity)
+        return torch.autograd.grad(logit, list(params), outer.to(logit.dtype), allow_unused=True)
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]

@@ -1,0 +1,93 @@
+"""Who is compared with whom: anchors, their positives, their candidates, and who is left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Everything a loss needs to know but the link.
+
+    Anchor i's loss is the cross-entropy of its positives among its candidates. Three shapes occur:
+
+    - pairs (``info_nce``): ``keys[i]`` is the positive of ``anchors[i]``; the other keys are its
+      negatives if ``in_batch``; with ``symmetric`` the keys are anchors too, against the anchors.
+    - views (``nt_xent``): ``keys`` is None, the anchors are their own candidates, an anchor never
+      meets itself, and its positive is the row ``shift`` further (modulo N).
+    - labels (``sup_con``): ``keys`` is None, and every other row with the same label is a positive.
+
+    Attributes:
+        anchors: [N, D].
+        keys: [N, D], or None when the anchors are compared with each other.
+        shift: the positive of anchor i is row (i + shift) mod N of the keys (or anchors).
+        in_batch: whether the keys are candidates of every anchor.
+        symmetric: whether each key is an anchor as well; its loss is averaged with its pair's.
+        queue: [M, D], negatives shared by all anchors.
+        own_negatives: [N, K, D], negatives of one anchor each.
+        ids: [N]; a key with the anchor's id that is not its positive is left out.
+        labels: [N]; when given they, and not ``shift``, tell the positives.
+    """
+
+    anchors: Tensor
+    keys: Tensor | None = None
+    shift: int = 0
+    in_batch: bool = True
+    symmetric: bool = False
+    queue: Tensor | None = None
+    own_negatives: Tensor | None = None
+    ids: Tensor | None = None
+    labels: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        return self.anchors.shape[0]
+
+    def left_out(self, rows: range, cols: range) -> Tensor | None:
+        """Boolean [rows, cols]: which keys are no negatives of the anchor; None if all of them are.
+
+        These are the anchor itself, its positive (it is counted apart, exactly), and the keys with
+        the anchor's id. With labels the positives stay in: :meth:`same_label` tells them.
+        """
+        masks = []
+        if self.keys is None and _overlap(rows, cols):
+            masks.append(self._pairs(rows, cols, 0))
+        if self.labels is None:
+            targets = ((rows.start + self.shift) % self.n, (rows.stop - 1 + self.shift) % self.n)
+            wraps = targets[0] > targets[1]
+            if wraps or _overlap(range(targets[0], targets[1] + 1), cols):
+                masks.append(self._pairs(rows, cols, self.shift))
+        if self.ids is not None:
+            masks.append(_equal(self.ids, rows, cols))
+        if not masks:
+            return None
+        return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
+
+    def same_label(self, rows: range, cols: range) -> Tensor:
+        """Boolean [rows, cols]: the positives by label, the anchor itself not among them."""
+        assert self.labels is not None
+        return _equal(self.labels, rows, cols) & ~self._pairs(rows, cols, 0)
+
+    def positive_count(self) -> Tensor:
+        """[N]: how many positives each anchor has, at O(N) memory."""
+        if self.labels is None:
+            return torch.ones(self.n, dtype=torch.long, device=self.anchors.device)
+        ordered = self.labels.sort().values
+        upper = torch.searchsorted(ordered, self.labels, right=True)
+        return upper - torch.searchsorted(ordered, self.labels) - 1
+
+    def _pairs(self, rows: range, cols: range, shift: int) -> Tensor:
+        device = self.anchors.device
+        row = torch.arange(rows.start, rows.stop, device=device)
+        return ((row + shift) % self.n)[:, None] == torch.arange(cols.start, cols.stop, device=device)
+
+
+def _equal(values: Tensor, rows: range, cols: range) -> Tensor:
+    return values[rows.start : rows.stop, None] == values[cols.start : cols.stop]
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop

@@ -1,0 +1,208 @@
+"""The losses as functions: check the arguments, describe the contrast, dispatch, reduce."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree.backends import BACKENDS, choose
+from taufree.contrast import Contrast
+from taufree.links import Link, LogOdds
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def info_nce(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor | None = None,
+    *,
+    symmetric: bool = False,
+    in_batch: bool | None = None,
+    ids: Tensor | None = None,
+    link: Link | None = None,
+    reduction: str = "mean",
+    backend: str = "auto",
+) -> Tensor:
+    r"""InfoNCE: each query must find its key among the candidates.
+
+    .. math:: L_i = -\log \frac{e^{\ell(c_{ii})}}{e^{\ell(c_{ii})} + \sum_j e^{\ell(c_{ij})}}
+
+    with :math:`c` the cosines, :math:`\ell` the link, and :math:`j` over the negatives.
+
+    Args:
+        query: the anchors. Rows are normalised inside.
+        positive_key: row i is the positive of query i.
+        negative_keys: further negatives, [M, D] shared by all queries or [N, M, D] per query.
+        symmetric: the mean of query-to-key and key-to-query. Needs ``in_batch``; ``negative_keys``
+            join the query-to-key direction only.
+        in_batch: whether the other rows of ``positive_key`` are negatives too. None: exactly when
+            no ``negative_keys`` are given.
+        ids: integers, [N]; a key with the query's id that is not its positive is left out.
+        link: how a cosine becomes a logit; None is :class:`taufree.LogOdds`, without temperature.
+        reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
+            two directions).
+        backend: "auto", "reference" (dense, twice differentiable) or "blockwise" (linear memory).
+
+    Shape:
+        query and positive_key [N, D]; the result is a scalar, or [N] for "none". It is float64 if
+        an input is, else float32; floating dtypes may be mixed, each gradient has its input's.
+
+    Example:
+        >>> query, key = torch.eye(3)[:2], torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+        >>> round(info_nce(query, key).item(), 4)
+        0.3597
+        >>> queue = torch.tensor([[0.0, 0.0, 1.0]])
+        >>> [round(x, 4) for x in info_nce(query, key, queue, reduction="none").tolist()]
+        [0.1583, 0.1583]
+    """
+    _check_embeddings("query", query)
+    _check_embeddings("positive_key", positive_key, like=("query", query), rows=True)
+    queue = own_negatives = None
+    if negative_keys is not None:
+        _check_float("negative_keys", negative_keys, like=("query", query))
+        n, d = query.shape
+        if negative_keys.dim() == 2 and negative_keys.shape[1] == d:
+            queue = negative_keys
+        elif negative_keys.dim() == 3 and negative_keys.shape[::2] == (n, d):
+            own_negatives = negative_keys
+        else:
+            raise ValueError(
+                f"negative_keys must have shape [M, {d}] or [{n}, M, {d}], got {list(negative_keys.shape)}."
+            )
+    if in_batch is None:
+        in_batch = negative_keys is None
+    if not in_batch and negative_keys is None:
+        raise ValueError("in_batch=False needs negative_keys, or there is nothing to contrast with.")
+    if symmetric and not in_batch:
+        raise ValueError("symmetric=True needs in_batch=True, since only in-batch pairs have two directions.")
+    if ids is not None and not in_batch:
+        raise ValueError("ids tells in-batch keys apart and needs in_batch=True.")
+    _check_integers("ids", ids, query)
+    contrast = Contrast(
+        query,
+        positive_key,
+        in_batch=in_batch,
+        symmetric=symmetric,
+        queue=queue,
+        own_negatives=own_negatives,
+        ids=ids,
+    )
+    return _loss(contrast, link, reduction, backend)
+
+
+def nt_xent(
+    view_a: Tensor,
+    view_b: Tensor,
+    *,
+    ids: Tensor | None = None,
+    link: Link | None = None,
+    reduction: str = "mean",
+    backend: str = "auto",
+) -> Tensor:
+    r"""NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
+
+    .. math:: L_i = -\log \frac{e^{\ell(c_{i,p(i)})}}{\sum_{k \ne i} e^{\ell(c_{ik})}}
+
+    Args:
+        view_a, view_b: two views of the same N samples, [N, D].
+        ids: integers, [N]; a candidate of the same id that is not the positive is left out.
+        link, reduction, backend: see :func:`info_nce`; "none" gives [2N], view_a's anchors first.
+
+    Example:
+        >>> a, b = torch.eye(4)[:2], torch.eye(4)[:2] + 0.5
+        >>> round(nt_xent(a, b).item(), 4)
+        0.5628
+    """
+    _check_embeddings("view_a", view_a)
+    _check_embeddings("view_b", view_b, like=("view_a", view_a), rows=True)
+    _check_integers("ids", ids, view_a)
+    contrast = Contrast(
+        torch.cat([view_a, view_b]),
+        shift=view_a.shape[0],
+        ids=None if ids is None else torch.cat([ids, ids]),
+    )
+    return _loss(contrast, link, reduction, backend)
+
+
+def sup_con(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    link: Link | None = None,
+    reduction: str = "mean",
+    backend: str = "auto",
+) -> Tensor:
+    r"""Supervised contrastive loss: every other row with the anchor's label is a positive.
+
+    .. math:: L_i = -\frac{1}{|P_i|} \sum_{p \in P_i} \log \frac{e^{\ell(c_{ip})}}{\sum_{k \ne i} e^{\ell(c_{ik})}}
+
+    (Khosla's L_out.) An anchor without a positive has loss 0 and is left out of the mean; if no
+    anchor has one, the loss is 0.
+
+    Args:
+        embeddings: [N, D]; for several views of a sample, stack the views and repeat the labels.
+        labels: integers, [N].
+        link, reduction, backend: see :func:`info_nce`.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
+        >>> round(sup_con(z, torch.tensor([0, 0, 1, 1])).item(), 4)
+        0.0239
+    """
+    _check_embeddings("embeddings", embeddings)
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be an integer tensor, got {type(labels).__name__}.")
+    _check_integers("labels", labels, embeddings)
+    return _loss(Contrast(embeddings, labels=labels), link, reduction, backend)
+
+
+def _loss(contrast: Contrast, link: Link | None, reduction: str, backend: str) -> Tensor:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
+    if link is None:
+        link = LogOdds()
+    elif not isinstance(link, Link):
+        raise TypeError(f"link must be a taufree.Link such as LogOdds(), got {type(link).__name__}.")
+    link.project()
+    return choose(backend, contrast)(contrast, link, _weights(contrast, reduction))
+
+
+def _weights(contrast: Contrast, reduction: str) -> Tensor | None:
+    """What each anchor's loss is multiplied by in the sum; None for no sum."""
+    if reduction == "none":
+        return None
+    counted = (contrast.positive_count() > 0).to(torch.float32)
+    return counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
+
+
+def _check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
+    if like is not None and x.device != like[1].device:
+        raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
+
+
+def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = None, rows: bool = False) -> None:
+    _check_float(name, x, like)
+    if x.dim() != 2 or 0 in x.shape:
+        raise ValueError(f"{name} must have shape [N, D] with N and D at least 1, got {list(x.shape)}.")
+    if like is not None and x.shape != like[1].shape:
+        raise ValueError(f"{name} must have the shape of {like[0]}, {list(like[1].shape)}, got {list(x.shape)}.")
+
+
+def _check_integers(name: str, x: Tensor | None, like: Tensor) -> None:
+    if x is None:
+        return
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be an integer tensor, got {type(x).__name__}.")
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor, got dtype {x.dtype}.")
+    if x.shape != like.shape[:1]:
+        raise ValueError(f"{name} must have shape [{like.shape[0]}], got {list(x.shape)}.")
+    if x.device != like.device:
+        raise ValueError(f"{name} must be on the device of the embeddings, {like.device}, got {x.device}.")

@@ -1,0 +1,162 @@
+"""Links: how a cosine becomes a logit.
+
+A loss here is link x contrast x reduction. The paper's link is :class:`LogOdds`; the temperatures
+it replaces are links as well, so that a comparison changes this one object and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import torch
+from torch import Tensor, nn
+
+
+class Link(nn.Module):
+    """Base class of all links: write :meth:`logit` and every loss and backend can use it.
+
+    The three arguments say the same thing three times, each without loss of digits:
+    ``cosine`` = c, ``gap`` = 1 - c and ``rise`` = 1 + c. Near c = 1 use ``gap`` and near c = -1 use
+    ``rise``: ``1 - cosine`` has no digits left there. The function must work elementwise.
+
+    Example:
+        >>> class Cubic(Link):
+        ...     def logit(self, cosine, gap, rise):
+        ...         return 5 * cosine**3
+        >>> Cubic()(torch.tensor([-1.0, 0.0, 1.0])).tolist()
+        [-5.0, 0.0, 5.0]
+    """
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        """The logit of each pair, of the shape of ``cosine``."""
+        raise NotImplementedError(f"{type(self).__name__} must define logit(cosine, gap, rise)")
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        """d logit / d cosine. The default differentiates :meth:`logit`; a closed form is faster."""
+        with torch.enable_grad():
+            step = torch.zeros_like(cosine, requires_grad=True)
+            logit = self.logit(cosine + step, gap - step, rise + step)
+            if not logit.requires_grad:  # a constant link
+                return torch.zeros_like(cosine)
+            (slope,) = torch.autograd.grad(logit.sum(), step, allow_unused=True)
+        return torch.zeros_like(cosine) if slope is None else slope
+
+    def project(self) -> None:
+        """Bring learned parameters back into their range; called once before each loss."""
+
+    def forward(self, cosine: Tensor) -> Tensor:
+        """The logits of plain cosines, for plots and tests; the losses call :meth:`logit`."""
+        return self.logit(cosine, 1 - cosine, 1 + cosine)
+
+
+class LogOdds(Link):
+    r"""The temperature-free link: the log-odds of the cosine.
+
+    .. math:: \ell(c) = g \log\frac{1 + c + \delta}{1 - c + \delta} = 2 g \operatorname{atanh}\frac{c}{1+\delta}
+
+    Args:
+        gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
+        resolution: delta >= 0, the distance below which two vectors count as the same. It makes the
+            link finite and differentiable at c = 1; it is not a temperature (see docs/numerics.md).
+
+    Example:
+        >>> LogOdds(resolution=0.0)(torch.tensor([0.0, 0.5])).tolist()
+        [0.0, 1.0986122...]
+        >>> LogOdds()
+        LogOdds(gain=1.0, resolution=0.0001)
+    """
+
+    def __init__(self, gain: float = 1.0, resolution: float = 1e-4) -> None:
+        super().__init__()
+        self.gain = _number("gain", gain, "a positive number", lambda x: x > 0)
+        self.resolution = _number("resolution", resolution, "a number of at least 0", lambda x: x >= 0)
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.gain * ((rise + self.resolution).log() - (gap + self.resolution).log())
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.gain * ((rise + self.resolution).reciprocal() + (gap + self.resolution).reciprocal())
+
+    def extra_repr(self) -> str:
+        return f"gain={self.gain}, resolution={self.resolution}"
+
+
+class Temperature(Link):
+    r"""The classical link with a fixed temperature, :math:`\ell(c) = c / \tau`.
+
+    Example:
+        >>> Temperature(0.5)(torch.tensor([1.0])).item()
+        2.0
+    """
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        self.tau = _number("tau", tau, "a positive number", lambda x: x > 0)
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return cosine / self.tau
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return torch.full_like(cosine, 1 / self.tau)
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau}"
+
+
+class LearnableTemperature(Link):
+    r"""CLIP's link, :math:`\ell(c) = e^t c` with a learned :math:`t`.
+
+    Give the link's parameters to the optimizer, as those of any module. Before each loss the
+    parameter is brought back to at most ``log(max_scale)``, as CLIP does after each step: unlike a
+    cap inside the formula this leaves a gradient that can lower the scale again.
+
+    Args:
+        init: the temperature to start from; ``log_scale`` starts at ``log(1 / init)``.
+        max_scale: the largest ``exp(log_scale)``.
+
+    Example:
+        >>> link = LearnableTemperature()
+        >>> round(link.tau, 4), link.log_scale.requires_grad
+        (0.07, True)
+    """
+
+    def __init__(self, init: float = 0.07, max_scale: float = 100.0) -> None:
+        super().__init__()
+        init = _number("init", init, "a positive number", lambda x: x > 0)
+        self.max_scale = _number(
+            "max_scale", max_scale, f"a number of at least 1/init = {1 / init:g}", lambda x: x * init >= 1 - 1e-9
+        )
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / init)))
+
+    @property
+    def tau(self) -> float:
+        """The temperature the link has now."""
+        return 1 / min(math.exp(self.log_scale.item()), self.max_scale)
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return cosine * self._scale(cosine)
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self._scale(cosine).expand_as(cosine)
+
+    def project(self) -> None:
+        with torch.no_grad():
+            self.log_scale.clamp_(max=math.log(self.max_scale))
+
+    def _scale(self, like: Tensor) -> Tensor:
+        # The copy is what autograd keeps, so that project() between two losses disturbs no backward.
+        return self.log_scale.to(like.dtype, copy=True).clamp(max=math.log(self.max_scale)).exp()
+
+    def extra_repr(self) -> str:
+        return f"max_scale={self.max_scale}"
+
+
+def _number(name: str, value: object, need: str, good: Callable[[float], bool]) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {need}, got {type(value).__name__}.")
+    number = float(value)
+    if not math.isfinite(number) or not good(number):
+        raise ValueError(f"{name} must be {need}, got {value}.")
+    return number

@@ -1,0 +1,109 @@
+"""The losses as modules: keyword arguments in ``__init__``, tensors in ``forward``."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from taufree.functional import info_nce, nt_xent, sup_con
+from taufree.links import Link, LogOdds
+
+
+class _Loss(nn.Module):
+    """What the three losses share; the only state is what the link learns."""
+
+    def __init__(self, link: Link | None, reduction: str, backend: str) -> None:
+        super().__init__()
+        self.link = LogOdds() if link is None else link
+        self.reduction = reduction
+        self.backend = backend
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, backend={self.backend!r}"
+
+
+class InfoNCE(_Loss):
+    """Module form of :func:`taufree.info_nce`, where the arguments are explained.
+
+    Example:
+        >>> import torch
+        >>> loss = InfoNCE(symmetric=True)
+        >>> query = torch.eye(4, requires_grad=True)
+        >>> loss(query, torch.eye(4)).backward()
+        >>> loss
+        InfoNCE(
+          symmetric=True, in_batch=None, reduction='mean', backend='auto'
+          (link): LogOdds(gain=1.0, resolution=0.0001)
+        )
+    """
+
+    def __init__(
+        self,
+        *,
+        symmetric: bool = False,
+        in_batch: bool | None = None,
+        link: Link | None = None,
+        reduction: str = "mean",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(link, reduction, backend)
+        self.symmetric = symmetric
+        self.in_batch = in_batch
+
+    def forward(
+        self,
+        query: Tensor,
+        positive_key: Tensor,
+        negative_keys: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> Tensor:
+        return info_nce(
+            query,
+            positive_key,
+            negative_keys,
+            symmetric=self.symmetric,
+            in_batch=self.in_batch,
+            ids=ids,
+            link=self.link,
+            reduction=self.reduction,
+            backend=self.backend,
+        )
+
+    def extra_repr(self) -> str:
+        return f"symmetric={self.symmetric}, in_batch={self.in_batch}, {super().extra_repr()}"
+
+
+class NTXent(_Loss):
+    """Module form of :func:`taufree.nt_xent`.
+
+    Example:
+        >>> import torch
+        >>> NTXent()(torch.eye(4), torch.eye(4)).item() < 1e-3
+        True
+    """
+
+    def __init__(self, *, link: Link | None = None, reduction: str = "mean", backend: str = "auto") -> None:
+        super().__init__(link, reduction, backend)
+
+    def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
+        return nt_xent(
+            view_a, view_b, ids=ids, link=self.link, reduction=self.reduction, backend=self.backend
+        )
+
+
+class SupCon(_Loss):
+    """Module form of :func:`taufree.sup_con`.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
+        >>> round(SupCon()(z, torch.tensor([0, 0, 1, 1])).item(), 4)
+        0.0239
+    """
+
+    def __init__(self, *, link: Link | None = None, reduction: str = "mean", backend: str = "auto") -> None:
+        super().__init__(link, reduction, backend)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return sup_con(
+            embeddings, labels, link=self.link, reduction=self.reduction, backend=self.backend
+        )
