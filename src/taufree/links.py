@@ -54,7 +54,7 @@ class Link(nn.Module):
 class LogOdds(Link):
     r"""The temperature-free link: the log-odds of the cosine.
 
-    .. math:: \ell(c) = g \log\frac{1 + c + \delta}{1 - c + \delta} = 2 g \operatorname{atanh}\frac{c}{1+\delta}
+    .. math:: \ell(c) = g \log\frac{1+c+\delta}{1-c+\delta} = 2 g \operatorname{atanh}\frac{c}{1+\delta}
 
     Args:
         gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
@@ -126,7 +126,10 @@ class LearnableTemperature(Link):
         super().__init__()
         init = _number("init", init, "a positive number", lambda x: x > 0)
         self.max_scale = _number(
-            "max_scale", max_scale, f"a number of at least 1/init = {1 / init:g}", lambda x: x * init >= 1 - 1e-9
+            "max_scale",
+            max_scale,
+            f"a number of at least 1/init = {1 / init:g}",
+            lambda x: x * init >= 1 - 1e-9,
         )
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / init)))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from taufree.functional import info_nce, nt_xent, sup_con
-from taufree.links import Link, LogOdds
+from taufree.functional import check_options, info_nce, nt_xent, sup_con
+from taufree.links import Link
 
 
 class _Loss(nn.Module):
@@ -13,7 +13,7 @@ class _Loss(nn.Module):
 
     def __init__(self, link: Link | None, reduction: str, backend: str) -> None:
         super().__init__()
-        self.link = LogOdds() if link is None else link
+        self.link = check_options(link, reduction, backend)
         self.reduction = reduction
         self.backend = backend
 
@@ -97,13 +97,11 @@ class SupCon(_Loss):
         >>> import torch
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
         >>> round(SupCon()(z, torch.tensor([0, 0, 1, 1])).item(), 4)
-        0.0239
+        0.0302
     """
 
     def __init__(self, *, link: Link | None = None, reduction: str = "mean", backend: str = "auto") -> None:
         super().__init__(link, reduction, backend)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return sup_con(
-            embeddings, labels, link=self.link, reduction=self.reduction, backend=self.backend
-        )
+        return sup_con(embeddings, labels, link=self.link, reduction=self.reduction, backend=self.backend)

@@ -40,25 +40,61 @@ def shortest(dtype: torch.dtype) -> float:
     return 64 / torch.finfo(dtype).max
 
 
-def normalize(x: Tensor, shortest: float) -> tuple[Tensor, Tensor]:
-    """Unit rows of ``x``, and what each row's squared length lacks to 1.
+def lengths(x: Tensor, origin: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What to divide each row by to make it a unit row, and what its square then lacks to 1; [..., 1].
 
-    Rows are scaled by their largest entry first, so that no square leaves the range. The lack is
-    exactly 0 but for rows shorter than ``shortest``, which keep their (too short) length: their
-    cosines fade to 0. An all-zero row stays zero and gets no gradient.
+    ``origin`` is the dtype of the input that the rows come from. The lack is exactly 0 but for rows
+    shorter than :func:`shortest`, whose cosines fade to 0. The divisor of an all-zero row is inf: the
+    row stays zero, its cosines are 0, it gets no gradient.
     """
-    scale = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True)
-    x = (x / scale.clamp(min=shortest)).masked_fill(scale == 0, 0)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # at least 1 if scale >= shortest
-    unit = x / length.clamp(min=1)
-    return unit, torch.where(length >= 1, 0, 1 - length.square()).squeeze(-1)
+    wide, least = wide_dtype(x.device), shortest(origin)
+    if origin == wide:  # squares may leave the range, so scale by the largest entry first
+        top = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True).clamp(min=least)
+        length = top * torch.linalg.vector_norm(x / top, dim=-1, keepdim=True)
+    else:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+    divisor = length.clamp(min=least).masked_fill(length == 0, torch.inf)
+    return divisor, 1 - (length / least).clamp(max=1).square()
 
 
-def chords(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor]:
-    """1 - c and 1 + c of rows u against rows v (elementwise over the leading dimensions).
+def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit rows [..., D] in the device's widest dtype, and what they lack [..., 1]; differentiable."""
+    origin, x = x.dtype, x.to(wide_dtype(x.device))  # first: the parts of the gradient add up in it
+    divisor, lack = lengths(x, origin)
+    return x / divisor, lack
+
+
+def chords(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """c, 1 - c and 1 + c of rows u against rows v, over the last dimension.
 
     Half the squared chord, |u - v|^2 / 2 = 1 - c for unit vectors: no digit is lost as c
     approaches 1, and likewise |u + v|^2 / 2 = 1 + c. ``lack`` corrects rows that are too short.
+    :func:`similarity` is the same for all pairs of two sets.
     """
-    lack = (u_lack + v_lack) / 2
-    return (u - v).square().sum(-1) / 2 + lack, (u + v).square().sum(-1) / 2 + lack
+    lack = (u_lack + v_lack).squeeze(-1) / 2
+    gap = (u - v).square().sum(-1) / 2 + lack
+    rise = (u + v).square().sum(-1) / 2 + lack
+    return (rise - gap) / 2, gap, rise
+
+
+def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """c, 1 - c and 1 + c of all rows u [N, D] against all rows v [M, D], each [N, M]; differentiable.
+
+    The half squared chord (|u|^2 + |v|^2)/2 - u.v without its cancellation: each vector is split into a
+    coarse part, a multiple of 2^-25 (in float32 2^-11), and a small rest. Products and sums of coarse
+    parts are exact, so their difference is too, and the rests only add a correction of full accuracy.
+    """
+    (h, h_square, u_rest), (k, k_square, v_rest) = _split(u), _split(v)
+    coarse = h @ k.T
+    rest = h @ (v - k).T + (u - h) @ v.T
+    square, square_rest = (h_square + k_square.T) / 2, (u_rest + v_rest.T + u_lack + v_lack.T) / 2
+    gap = (square - coarse) + (square_rest - rest)
+    rise = (square + coarse) + (square_rest + rest)
+    return (rise - gap) / 2, gap, rise
+
+
+def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The coarse part of x, its squared length, and what that lacks to the squared length of x."""
+    one = 2.0 ** (25 if x.dtype == torch.float64 else 11)
+    coarse = (x.detach() * one).round() / one
+    return coarse, coarse.square().sum(-1, keepdim=True), ((x - coarse) * (x + coarse)).sum(-1, keepdim=True)

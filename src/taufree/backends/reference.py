@@ -1,8 +1,8 @@
 """The truth: the loss written down densely, for any dtype, twice differentiable.
 
 Read this first; the other backends compute the same thing faster. It works in float64 where the
-device has it, so it needs no care about rounding beyond the chord of the positives, and TF32 and
-autocast do not reach it.
+device has it, where TF32 and autocast do not reach, and takes similarities from chords, which stay
+exact where c comes close to +-1.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.precision import chords, normalize, result_dtype, shortest, wide_dtype
+from taufree.backends.precision import chords, normalize, result_dtype, similarity
 from taufree.contrast import Contrast
 from taufree.links import Link
 
@@ -26,43 +26,38 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor:
 
 def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     """The loss of each anchor, [N]."""
-    u = _unit(contrast.anchors)
-    v = u if contrast.keys is None else _unit(contrast.keys)
+    u = normalize(contrast.anchors)
+    v = u if contrast.keys is None else normalize(contrast.keys)
     everyone = range(contrast.n)
     left_out = contrast.left_out(everyone, everyone)
 
     negatives, in_batch = [], None
     if contrast.in_batch:
-        in_batch = _logits(link, u[0] @ v[0].T, left_out)
+        in_batch = _logits(link, similarity(*u, *v), left_out)
         negatives.append(in_batch)
     if contrast.queue is not None:
-        negatives.append(_logits(link, u[0] @ _unit(contrast.queue)[0].T, None))
+        negatives.append(link.logit(*similarity(*u, *normalize(contrast.queue))))
     if contrast.own_negatives is not None:
-        gap, rise = chords(u[0][:, None], u[1][:, None], *_unit(contrast.own_negatives))
-        negatives.append(link.logit((rise - gap) / 2, gap, rise))
+        own = normalize(contrast.own_negatives)
+        negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
     logits = torch.cat(negatives, dim=1)
 
     if contrast.labels is not None:
         return _by_label(logits, contrast.same_label(everyone, everyone), contrast.positive_count())
-    gap, rise = chords(*u, *(t.roll(-contrast.shift, 0) for t in v))
-    positive = link.logit((rise - gap) / 2, gap, rise)
+    positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
     losses = _cross_entropy(positive, logits)
     if contrast.symmetric and in_batch is not None:
         losses = (losses + _cross_entropy(positive, in_batch.T)) / 2
     return losses
 
 
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    return normalize(x.to(wide_dtype(x.device)), shortest(x.dtype))
-
-
-def _logits(link: Link, cosine: Tensor, left_out: Tensor | None) -> Tensor:
-    """Logits of a matrix of cosines; a pair that is left out leaves before the link, or its infinite
-    slope at c = 1 would meet the zero of the mask as NaN."""
+def _logits(link: Link, similarity: tuple[Tensor, ...], left_out: Tensor | None) -> Tensor:
+    """Logits of a matrix of similarities; a pair that is left out leaves before the link (its cosine
+    reads 0), or an infinite slope at c = 1 would meet the zero of the mask as NaN."""
     if left_out is None:
-        return link.logit(cosine, 1 - cosine, 1 + cosine)
-    cosine = cosine.masked_fill(left_out, 0)
-    return link.logit(cosine, 1 - cosine, 1 + cosine).masked_fill(left_out, -torch.inf)
+        return link.logit(*similarity)
+    filled = [x.masked_fill(left_out, at_zero) for x, at_zero in zip(similarity, (0, 1, 1), strict=True)]
+    return link.logit(*filled).masked_fill(left_out, -torch.inf)
 
 
 def _cross_entropy(positive: Tensor, negatives: Tensor) -> Tensor:
@@ -76,12 +71,13 @@ def _by_label(logits: Tensor, same: Tensor, count: Tensor) -> Tensor:
     """log(sum_k exp(logit_k)) minus the mean logit of the positives; 0 for an anchor without any.
 
     Relative to the positives' mean logit, and with each positive's weight written as 1 + expm1,
-    so that a single positive gives log1p(sum over the negatives), exact when it is tiny.
+    so that a single positive gives log1p(sum over the negatives), exact when it is tiny. A single
+    positive's excess is the constant 0, or its derivative 1 - p would be a difference.
     """
-    some = count > 0
-    count = count.clamp(min=1)
+    some, single = count > 0, count == 1
+    count = count.clamp(min=1).to(logits.dtype)
     excess = logits - torch.where(same, logits, 0).sum(1, keepdim=True) / count[:, None]
-    excess = excess.masked_fill(~some[:, None], 0)
+    excess = excess.masked_fill(~some[:, None] | (single[:, None] & same), 0)
     top = excess.detach().amax(1, keepdim=True).clamp(min=0)
     more = torch.where(same, torch.expm1(excess - top), (excess - top).exp()).sum(1)
     return torch.where(some, top[:, 0] + count.log() + torch.log1p(more / count), 0)

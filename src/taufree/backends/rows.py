@@ -2,88 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from taufree.backends.precision import chords, normalize, shortest, wide_dtype
-from taufree.links import Link
+from taufree.backends.precision import lengths, wide_dtype
 
-CHUNK = 2**18  # elements of row-wise work done at a time
+CHUNK = 2**16  # elements of row-wise work done at a time: half a MiB in float64
 
 
 class Rows:
-    """Unit rows of one input [R, D], and where the gradient with respect to them is gathered."""
+    """Unit rows of one input [R, D] or [R, K, D], and where the gradient with respect to them is gathered."""
 
     def __init__(self, x: Tensor, dtype: torch.dtype, wanted: bool) -> None:
-        self.x = x.detach()
-        self.unit = torch.empty(x.shape, dtype=dtype, device=x.device)
-        for part in self.parts():
-            self.unit[part] = self.exact(part)[0].to(dtype)
-        self.grad = torch.zeros_like(self.unit) if wanted else None
+        self.x, self.wide = x.detach(), wide_dtype(x.device)
+        self.parts = [cut(span) for span in spans(len(x), CHUNK // max(1, x[:1].numel()))]
+        divisor, self.lack = lengths(self.x, x.dtype)
+        self.inverse = 1 / divisor
+        # The radial part of a gradient does not survive the normalisation, so v - u may stand for v as
+        # the derivative of u.v with respect to u, without the digits lost where u and v nearly agree;
+        # only a row too short to be normalised keeps its radial part, so v - full * u.
+        self.full = (self.lack == 0).to(self.wide)
+        self.grad = torch.zeros(x.shape, dtype=dtype, device=x.device) if wanted else None
 
-    def parts(self) -> list[slice]:
-        return [cut(span) for span in spans(self.x.shape[0], CHUNK // self.x.shape[1])]
+    def exact(self, part: slice | Tensor) -> Tensor:
+        """Unit rows in float64, straight from the input."""
+        return self.x[part] * self.inverse[part]
 
-    def exact(self, part: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Unit rows in float64 and what they lack to length 1, straight from the input."""
-        return exact_unit(self.x[part])
+    def unit(self, dtype: torch.dtype) -> Tensor:
+        """All unit rows, rounded to ``dtype``."""
+        unit = torch.empty(self.x.shape, dtype=dtype, device=self.x.device)
+        for part in self.parts:
+            unit[part] = self.exact(part)
+        return unit
 
     def finish(self) -> Tensor | None:
-        """The gradient with respect to the input."""
+        """The gradient with respect to the input, from that with respect to the unit rows, in place."""
         if self.grad is not None:
-            for part in self.parts():
-                self.grad[part] = through_normalize(self.x[part], self.grad[part])
+            for part in self.parts:
+                unit, grad = self.exact(part), self.grad[part].to(self.wide)
+                radial = (grad * unit).sum(-1, keepdim=True) * self.full[part]
+                self.grad[part] = grad.addcmul_(unit, radial, value=-1).mul_(self.inverse[part])
         return self.grad
-
-
-@dataclass
-class Pairs:
-    """Some anchors u [B, D], each with keys of its own v [B, K, D], as exact unit vectors."""
-
-    part: slice
-    u: Tensor
-    u_lack: Tensor
-    v: Tensor
-    v_lack: Tensor
-
-    def similarity(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Cosine, 1 - cosine and 1 + cosine, [B, K]."""
-        gap, rise = chords(self.u[:, None], self.u_lack[:, None], self.v, self.v_lack)
-        return (rise - gap) / 2, gap, rise
-
-    def logit(self, link: Link) -> Tensor:
-        return link.logit(*self.similarity())
-
-    def gradients(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of sum(a * cosine) with respect to u and v."""
-        u, a = self.u[:, None], a[..., None]
-        du = (a * (self.v - full(u, self.u_lack[:, None]))).sum(1)
-        return du, a * (u - full(self.v, self.v_lack))
-
-
-def exact_unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    return normalize(x.to(wide_dtype(x.device)), shortest(x.dtype))
-
-
-def through_normalize(x: Tensor, grad: Tensor) -> Tensor:
-    """From the gradient with respect to unit rows to that with respect to the rows ``x``."""
-    with torch.enable_grad():
-        leaf = x.to(wide_dtype(x.device), copy=True).requires_grad_()
-        unit, _ = normalize(leaf, shortest(x.dtype))
-        (result,) = torch.autograd.grad(unit, leaf, grad.to(leaf.dtype))
-    return result.to(grad.dtype)
-
-
-def full(x: Tensor, lack: Tensor) -> Tensor:
-    """The rows of full length, 0 for the others.
-
-    The radial part of a gradient does not survive the normalisation, so v - u may stand for v as the
-    derivative of u.v with respect to u, without the digits lost where u and v nearly agree; only a row
-    too short to be normalised keeps its radial part.
-    """
-    return x * (lack == 0)[..., None]
 
 
 def spans(n: int, step: int) -> list[range]:

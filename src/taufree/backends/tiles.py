@@ -81,16 +81,20 @@ class OddsTile:
         assert self.weight is not None
         return self.weight.where(among, 1).log_()
 
-    def coefficients(self, sides: Sequence[Side], params: Sequence[Tensor]) -> tuple[Tensor, None]:
+    def coefficients(
+        self, sides: Sequence[Side], params: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, summed over the directions; consumes the tile."""
         shares = [self.twice * side.grad * torch.exp(-side.log_z) for side in sides]
         scale = _sum(shares).to(self.r.dtype)
         if self.same is not None:
             assert self.weight is not None
-            kept = _sum([side.keep * share for side, share in zip(sides, shares, strict=True)]).to(self.r.dtype)
+            kept = _sum([side.keep * share for side, share in zip(sides, shares, strict=True)]).to(
+                self.r.dtype
+            )
             pull = _sum([self.twice * side.pull for side in sides]).to(self.r.dtype)
             scale = torch.where(self.same, kept - pull / self.weight, scale)
-        return self.r.square_().mul_(scale), None
+        return self.r.square_().mul_(scale), ()
 
 
 class SoftmaxTile:
@@ -132,11 +136,11 @@ class SoftmaxTile:
 
     def coefficients(
         self, sides: Sequence[Side], params: Sequence[Tensor]
-    ) -> tuple[Tensor, Sequence[Tensor | None] | None]:
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any."""
         pull = _sum([self._share(side) for side in sides])
         similarity = self._similarity()
-        learned = link_gradient(self.link, similarity, pull, params) if params else None
+        learned = link_gradient(self.link, similarity, pull, params) if params else ()
         return pull.mul_(self.link.slope(*similarity)), learned
 
     def _share(self, side: Side) -> Tensor:
@@ -161,7 +165,7 @@ class Direction:
         weights: Tensor | None,
         dtype: torch.dtype,
     ) -> None:
-        self.kind, self.count, self.positive = kind, count, positive
+        self.kind, self.count, self.positive = kind, count.to(dtype), positive
         zeros = torch.zeros(count.shape, dtype=dtype, device=count.device)
         self.negatives = torch.full_like(zeros, kind.start)
         self.labelled = torch.full_like(zeros, kind.start)
@@ -183,13 +187,11 @@ class Direction:
         log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny.
         """
         count, log_s = self.count[part], self.kind.log(self.negatives[part])
-        if self.positive is None:
-            log_w = self.kind.log(self.labelled[part])
-            spread = torch.where(count == 1, 0, log_w - self.logits[part] / count)
-        else:
-            log_w, spread = self.positive[part], 0
+        log_w = self.kind.log(self.labelled[part]) if self.positive is None else self.positive[part]
         log_z = torch.logaddexp(log_s, log_w)
-        loss = torch.logaddexp(torch.zeros_like(log_s), log_s - log_w) + spread
+        loss = torch.logaddexp(torch.zeros_like(log_s), log_s - log_w)
+        if self.positive is None:  # one positive: log W is its logit, but for rounding
+            loss += torch.where(count == 1, 0, log_w - self.logits[part] / count)
         share = torch.where(count == 1, (log_s - log_z).exp(), 1 / count)
         some = count > 0
         self.losses[part] = loss.where(some, 0)

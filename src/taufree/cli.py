@@ -1,0 +1,212 @@
+"""The command ``taufree``: train with each link, draw the paper's figures, diagnose embeddings.
+
+Everything heavy is imported inside the commands, so that ``taufree --help`` answers at once.
+Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError:  # main() says what to install
+    typer = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from taufree.experiments.results import Line
+
+_INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="What to train: digits.")] = "digits",
+    links: Annotated[
+        str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
+    ] = "free,0.1,0.25,0.5,1,learnable",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each link is trained with.")] = 3,
+    epochs: Annotated[Optional[int], typer.Option(help="Passes over the data.  [default: the recipe's]")] = None,
+    batch_size: Annotated[Optional[int], typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true, ...")] = "32-true",
+    data: Annotated[
+        Optional[Path], typer.Option(envvar="TAUFREE_DATA", help="Folder of the recipe's data; digits needs none.")
+    ] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Folder of results and report.  [default: runs/RECIPE]")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
+) -> None:
+    """Train with each link side by side, and compare.
+
+    Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each finished
+    run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again, goes on where
+    it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
+
+    \b
+    Examples:
+      taufree run                                    all links on digits, about a minute
+      taufree run digits --links free,0.07,0.2 --seeds 5
+      taufree run digits --epochs 200 --jobs 2 --out runs/long
+
+    Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
+    """
+    from taufree.experiments.environment import choose_device
+    from taufree.experiments.link_names import parse_links
+    from taufree.experiments.recipe import find_recipe
+    from taufree.experiments.report import write_report
+    from taufree.experiments.run import BadInputError, Run
+    from taufree.experiments.summary import free_against_best
+    from taufree.experiments.sweep import sweep
+
+    out = out or Path("runs") / recipe
+    console = Console(stderr=True)
+    try:
+        names = parse_links(links)
+        given = {"epochs": epochs, "batch_size": batch_size}
+        settings_type = find_recipe(recipe).settings_type
+        settings = settings_type(**{name: value for name, value in given.items() if value is not None})
+        device = choose_device(device, precision)
+    except ValueError as error:
+        _refuse(error)
+    runs = [Run(recipe, link, seed, settings, precision, device, data) for seed in range(seeds) for link in names]
+    try:
+        outcome = sweep(runs, out, jobs=jobs, console=console)
+    except BadInputError as error:
+        _refuse(error)
+    if outcome.lines:
+        report = write_report(outcome.lines, out / "report.html")
+        show = Console(soft_wrap=True)
+        show.print(_result_table(outcome.lines))
+        for gap in free_against_best(outcome.lines):
+            show.print(str(gap), highlight=False)
+        show.print(f"Report: {report}", highlight=False)
+    if outcome.interrupted:
+        console.print(
+            f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}; "
+            "give the same command again to go on.",
+            soft_wrap=True,
+        )
+        raise typer.Exit(130)
+    if outcome.failed:
+        console.print(f"{len(outcome.failed)} of {len(runs)} runs failed, see above.", style="red")
+        raise typer.Exit(1)
+
+
+def figures(
+    out: Annotated[Path, typer.Option(help="Folder to draw into; made if it is not there.")] = Path("figures"),
+) -> None:
+    """Draw the paper's figures of gradient scales from the closed forms.
+
+    \b
+    Example:
+      taufree figures --out figures
+    """
+    from taufree.diagnostics.figures import draw_figures
+
+    try:
+        for path in draw_figures(out):
+            typer.echo(path)
+    except OSError as error:
+        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+
+
+def diagnose(
+    file: Annotated[Path, typer.Argument(help="Embeddings: .npy, .npz, .safetensors or .parquet.")],
+    second: Annotated[Optional[Path], typer.Argument(help="Their positives, row by row.")] = None,
+    labels: Annotated[Optional[Path], typer.Option(help="Integer labels; rows that share one are positives.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("diagnosis"),
+) -> None:
+    """Is my temperature hurting me? What each temperature, and none, would do with these embeddings.
+
+    FILE may hold two arrays (the two views), or one with SECOND or --labels beside it.
+
+    \b
+    Examples:
+      taufree diagnose image.npy text.npy
+      taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
+    """
+    from taufree.diagnostics import diagnosis_page, embeddings, files
+
+    try:
+        first, pairs, groups = files.load_embeddings(file, second, labels)
+        found = embeddings.diagnose(first, pairs, labels=groups)
+    except (ValueError, TypeError, OSError) as error:
+        _refuse(error)
+    try:
+        page = diagnosis_page.write_diagnosis(found, out)
+    except OSError as error:
+        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for line in found.summary():
+        typer.echo(line)
+    typer.echo(f"Page: {page}")
+
+
+def build() -> typer.Typer:
+    """The command with its subcommands."""
+    app = typer.Typer(
+        name="taufree",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help is filled to the width of the terminal and can be piped
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for command in (run, figures, diagnose):
+        app.command()(command)
+    return app
+
+
+def main() -> None:
+    """The console entry."""
+    if typer is None:
+        sys.exit(_complain(_INSTALL.format("typer and rich")))
+    try:
+        build()(prog_name="taufree")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("taufree"):
+            raise
+        sys.exit(_complain(_INSTALL.format(error.name)))
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from taufree import __version__
+
+        typer.echo(f"taufree {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Contrastive learning without a temperature: compare, draw, diagnose.
+
+    Start with: taufree run
+    """
+
+
+def _refuse(reason: object) -> NoReturn:
+    raise typer.Exit(_complain(" ".join(str(reason).split())))
+
+
+def _complain(sentence: str) -> int:
+    print(f"taufree: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _result_table(lines: list[Line]) -> Table:
+    from taufree.experiments.report import stressed_rows, table_rows
+
+    rows = table_rows(lines)
+    table = Table(title=f"{lines[0]['recipe']}: mean ± std over seeds, higher is better")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("link", "note") else "right")
+    for number, row in enumerate(rows):
+        table.add_row(*row.values(), style="bold" if number in stressed_rows(rows) else None)
+    return table

@@ -1,0 +1,168 @@
+"""Truths that share no code with the library: every loss as an explicit list of pairs.
+
+A problem is a list of row vectors and a list of anchors (row, positives, negatives, weight), all by
+index. Its loss is summed in float64 with autograd, or in mpmath with 50 digits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import mpmath
+import torch
+
+import taufree
+
+
+@dataclass
+class Case:
+    """One call of the library: the function's name, its tensors and its keyword arguments."""
+
+    function: str
+    tensors: list[torch.Tensor]
+    options: dict = field(default_factory=dict)
+
+    def call(self, backend: str, link: taufree.Link, reduction: str = "sum"):
+        """The loss, and the gradients of all tensors as one list of rows, then of the link's parameters."""
+        leaves = [t.detach().clone().requires_grad_() for t in self.tensors]
+        loss = getattr(taufree, self.function)(
+            *leaves, **self.options, link=link, reduction=reduction, backend=backend
+        )
+        grads = torch.autograd.grad(loss.sum(), leaves + list(link.parameters()), allow_unused=True)
+        rows = [
+            (torch.zeros_like(x) if g is None else g).double().reshape(-1, x.shape[-1])
+            for g, x in zip(grads, leaves, strict=False)
+        ]
+        return loss.detach().double(), torch.cat(rows), [g.double() for g in grads[len(leaves) :]]
+
+    def rows(self) -> torch.Tensor:
+        return torch.cat([t.double().reshape(-1, t.shape[-1]) for t in self.tensors])
+
+    def anchors(self) -> list[tuple[int, list[int], list[int], float]]:
+        n = len(self.tensors[0])
+        if self.function == "sup_con":
+            labels = self.options["labels"].tolist()
+            found = []
+            for i in range(n):
+                others = [j for j in range(n) if j != i]
+                positives = [j for j in others if labels[j] == labels[i]]
+                if positives:
+                    found.append((i, positives, [j for j in others if labels[j] != labels[i]], 1.0))
+            return found
+        ids = self.options.get("ids")
+        ids = list(range(n)) if ids is None else ids.tolist()
+        if self.function == "nt_xent":
+            every, ids = range(2 * n), ids + ids
+            return [(i, [(i + n) % (2 * n)], [j for j in every if ids[j] != ids[i]], 1.0) for i in every]
+        extra = self.tensors[2] if len(self.tensors) > 2 else None
+        in_batch = self.options.get("in_batch")
+        in_batch = extra is None if in_batch is None else in_batch
+        both = self.options.get("symmetric", False)
+        found = []
+        for i in range(n):
+            others = [j for j in range(n) if ids[j] != ids[i]] if in_batch else []
+            negatives = [n + j for j in others]
+            if extra is not None and extra.dim() == 2:
+                negatives += [2 * n + j for j in range(extra.shape[0])]
+            elif extra is not None:
+                negatives += [2 * n + i * extra.shape[1] + j for j in range(extra.shape[1])]
+            found.append((i, [n + i], negatives, 0.5 if both else 1.0))
+            if both:
+                found.append((n + i, [i], others, 0.5))
+        return found
+
+    def closest(self) -> float:
+        """The smallest angle of a pair that is compared, to each other or to the opposite."""
+        u = torch.nn.functional.normalize(self.rows(), dim=1, eps=1e-300)
+        angles = [1.0]
+        for i, positives, negatives, _ in self.anchors():
+            v = u[positives + negatives]
+            chord = torch.minimum((v - u[i]).norm(dim=1), (v + u[i]).norm(dim=1))
+            angles.append(float(chord.min()))
+        return min(angles)
+
+
+@dataclass
+class Truth:
+    """Sum of the losses, gradients of the rows and of the link's parameters.
+
+    ``terms`` is how large the rows' gradient would be if the pulls of the pairs did not cancel: where
+    they nearly do, no precision gives the difference more digits than the terms have. ``pulls`` is the
+    same with the radial part, which the normalisation takes away, still in.
+    """
+
+    loss: torch.Tensor
+    rows: torch.Tensor
+    params: list[torch.Tensor]
+    terms: float
+    pulls: float
+
+
+def float64(case: Case, link: taufree.Link) -> Truth:
+    """By plain autograd in float64."""
+    rows = case.rows().requires_grad_()
+    total, met = rows.sum() * 0, []
+    for i, positives, negatives, weight in case.anchors():
+        keys = positives + negatives
+        cosine = torch.nn.functional.cosine_similarity(rows[i : i + 1], rows[keys], eps=0)
+        met.append((i, keys, cosine))
+        logits = link(cosine)
+        total = total + weight * (logits.logsumexp(0) - logits[: len(positives)].mean())
+    inputs = [rows, *link.parameters(), *(cosine for _, _, cosine in met)]
+    grads = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    params = grads[1 : len(grads) - len(met)]
+    terms, pulls, norms = torch.zeros(len(rows)), torch.zeros(len(rows)), rows.detach().norm(dim=1)
+    for (i, keys, cosine), a in zip(met, grads[len(grads) - len(met) :], strict=True):
+        for j, c, pull in zip(keys, cosine.tolist(), a.abs().tolist(), strict=True):
+            for row in (i, j):
+                pulls[row] += pull / float(norms[row])
+                terms[row] += pull * max(0, 1 - c * c) ** 0.5 / float(norms[row])
+    return Truth(
+        total.detach(), grads[0], [g.double() for g in params], float(terms.norm()), float(pulls.norm())
+    )
+
+
+def digits50(case: Case, link: taufree.Link) -> Truth:
+    """By the chain rule, written out by hand, with 50 digits."""
+    with mpmath.workdps(50):
+        rows = [[mpmath.mpf(x) for x in row] for row in case.rows().tolist()]
+        norms = [mpmath.sqrt(mpmath.fsum(x * x for x in row)) for row in rows]
+        units = [[x / n for x in row] for row, n in zip(rows, norms, strict=True)]
+        grads = [[mpmath.mpf(0)] * len(rows[0]) for _ in rows]
+        terms, pulls = [0.0] * len(rows), [0.0] * len(rows)
+        total = mpmath.mpf(0)
+        for i, positives, negatives, weight in case.anchors():
+            keys, p = positives + negatives, len(positives)
+            cosines = [mpmath.fsum(a * b for a, b in zip(units[i], units[j], strict=True)) for j in keys]
+            logits, slopes = zip(*(_mp_link(link, c) for c in cosines), strict=True)
+            z = mpmath.fsum(mpmath.exp(x) for x in logits)
+            total += weight * (mpmath.log(z) - mpmath.fsum(logits[:p]) / p)
+            for k, j in enumerate(keys):
+                a = weight * slopes[k] * (mpmath.exp(logits[k]) / z - (mpmath.mpf(1) / p if k < p else 0))
+                for x, y in ((i, j), (j, i)):
+                    pulls[x] += float(abs(a) / norms[x])
+                    terms[x] += float(abs(a) * mpmath.sqrt(abs(1 - cosines[k] ** 2)) / norms[x])
+                    for d, (own, other) in enumerate(zip(units[x], units[y], strict=True)):
+                        grads[x][d] += a * (other - cosines[k] * own) / norms[x]
+        gradients = torch.tensor([[float(g) for g in row] for row in grads], dtype=torch.float64)
+        loss = torch.tensor(float(total), dtype=torch.float64)
+        return Truth(loss, gradients, [], math.hypot(*terms), math.hypot(*pulls))
+
+
+def _mp_link(link: taufree.Link, c):
+    if isinstance(link, taufree.LogOdds):
+        delta, gain = mpmath.mpf(link.resolution), mpmath.mpf(link.gain)
+        above, below = 1 + c + delta, 1 - c + delta
+        return gain * mpmath.log(above / below), gain * (1 / above + 1 / below)
+    scale = 1 / mpmath.mpf(link.tau)
+    return c * scale, scale
+
+
+def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """|found - truth| / |truth|; NaN counts as inf."""
+    norm = float(truth.norm())
+    error = float((found.double() - truth.double()).norm())
+    if error != error:
+        return float("inf")
+    return error / norm if norm else error
