@@ -1,12 +1,14 @@
 """Every function x link x backend against truths that share no code with it, on random problems."""
 
 import math
+from unittest.mock import patch
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taufree import LearnableTemperature, LogOdds, Temperature
+from taufree.backends import blockwise
 from tests.oracles import Case, digits50, float64
 
 LINKS = st.sampled_from(
@@ -20,7 +22,10 @@ LINKS = st.sampled_from(
         LearnableTemperature(0.07),
     ]
 )
-BACKENDS = st.sampled_from(["reference", "blockwise"])
+# blockwise with one tile, with several that are kept for the gradient, and with several computed twice
+BACKENDS = st.sampled_from(
+    [("reference", 0, 0), ("blockwise", 512, 2**20), ("blockwise", 3, 2**20), ("blockwise", 2, 0)]
+)
 SHAPES = st.sampled_from(
     [
         "one-way",
@@ -78,7 +83,9 @@ def cases(draw, dtype=torch.float32, most_rows=9, most_dims=9, near=False):
 
 def check(case, link, backend, truth, tolerance, rounding=0.0):
     """Loss and gradient within ``tolerance``, the gradient's rounding to its dtype apart."""
-    loss, rows, params = case.call(backend, link)
+    name, tile, kept = backend
+    with patch.multiple(blockwise, TILE=tile, KEPT=kept):
+        loss, rows, params = case.call(name, link)
     assert loss.isfinite()
     assert rows.isfinite().all()
     assert float(abs(loss - truth.loss)) <= tolerance * float(truth.loss) + 1e-40

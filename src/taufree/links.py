@@ -63,7 +63,7 @@ class LogOdds(Link):
 
     Example:
         >>> LogOdds(resolution=0.0)(torch.tensor([0.0, 0.5])).tolist()
-        [0.0, 1.0986122...]
+        [0.0, 1.09861...]
         >>> LogOdds()
         LogOdds(gain=1.0, resolution=0.0001)
     """
@@ -149,8 +149,8 @@ class LearnableTemperature(Link):
             self.log_scale.clamp_(max=math.log(self.max_scale))
 
     def _scale(self, like: Tensor) -> Tensor:
-        # The copy is what autograd keeps, so that project() between two losses disturbs no backward.
-        return self.log_scale.to(like.dtype, copy=True).clamp(max=math.log(self.max_scale)).exp()
+        t = self.log_scale.to(like.dtype, copy=True)  # a copy, for project() may change it before backward
+        return (t - (t - math.log(self.max_scale)).clamp(min=0).detach()).exp()
 
     def extra_repr(self) -> str:
         return f"max_scale={self.max_scale}"

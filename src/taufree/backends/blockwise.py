@@ -7,8 +7,8 @@ used together: both directions of a symmetric loss come from one pass, and when 
 compared with each other only the tiles on and above the diagonal are computed.
 
 Exactness: plain products are good enough while |c| < 0.95. A tile with a closer pair is computed
-again in float64 and from chords, and its gradient from differences v - u, which stay exact where u
-and v nearly agree. Positives and per-query negatives always take the exact way; they are few.
+again in float64 and from chords, and its gradient without the radial part in which the digits of
+the rest would drown. Positives and per-query negatives always take the exact way; they are few.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
 NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def loss(contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     params = [p for p in link.parameters() if p.requires_grad]
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
     result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
     return result
+
+
+# What torch.compiler.disable does, without its import of the whole compiler: a graph break, not a trace.
+loss._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 class _Blockwise(torch.autograd.Function):
@@ -50,16 +53,17 @@ class _Blockwise(torch.autograd.Function):
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
         ctx.contrast, ctx.link, ctx.reduced = contrast, link, weights is not None
+        ctx.params = inputs[4:]  # not saved below: the next loss may bring them back into range in place
         ctx.wanted = ctx.needs_input_grad[3:]
         engine = _Engine(contrast, link, inputs, ctx.wanted)
         grad = weights if any(ctx.wanted) else None
         losses, ctx.gradients = engine.run(grad)
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:4])
         return (losses if weights is None else (losses * weights).sum()).to(engine.dtype)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
+        inputs = (*ctx.saved_tensors, *ctx.params)
         if ctx.reduced:
             gradients = [None if g is None else g * upstream for g in ctx.gradients]
         else:
@@ -150,20 +154,25 @@ class _Engine:
         if positive is not None:
             pull = -rows.side.pull if cols is None else -rows.side.pull - cols.side.pull
             a = self._coefficients(positive, pull)[:, None]
+            sign = positive[0].sign()[:, None]
             for part, key, u, v in self._positives():
+                # v - u for v (v + u if they are opposite): the same but for the radial part, and exact
+                # where u and v nearly agree.
                 if self.u.grad is not None:
-                    self.u.grad[part] += torch.addcmul(v, u, self.u.full[part], value=-1).mul_(a[part])
-                if self.v.grad is not None:
-                    self.v.grad[key] += (
-                        torch.addcmul(u, v, self.v.full[key], value=-1).mul_(a[part]).to(self.dtype)
+                    self.u.grad[part] += torch.addcmul(v, u, sign[part] * self.u.full[part], value=-1).mul_(
+                        a[part]
                     )
+                if self.v.grad is not None:
+                    pulled = torch.addcmul(u, v, sign[part] * self.v.full[key], value=-1).mul_(a[part])
+                    self.v.grad[key] += pulled.to(self.dtype)
         for part, similarity, u, v in self._own_negatives():
             share = (self.link.logit(*similarity) - rows.side.log_z[part, None]).exp()
             a = self._coefficients(similarity, rows.side.grad[part, None] * share)[..., None]
+            sign = similarity[0].sign()[..., None]
             if self.u.grad is not None:
-                self.u.grad[part] += (v - self.u.full[part][:, None] * u).mul_(a).sum(1)
+                self.u.grad[part] += (v - sign * self.u.full[part][:, None] * u).mul_(a).sum(1)
             if self.own is not None and self.own.grad is not None:
-                self.own.grad[part] = (u - self.own.full[part] * v).mul_(a)
+                self.own.grad[part] = (u - sign * self.own.full[part] * v).mul_(a)
         inputs = (self.u, None if self.contrast.keys is None else self.v, self.queue, self.own)
         return [None if x is None else x.finish() for x in inputs] + self.param_grads
 
@@ -277,9 +286,9 @@ class _Engine:
         a = a.to(self.wide)
         u, v = self.u.exact(rows), block.rows.exact(cols)
         if self.u.grad is not None:
-            self.u.grad[rows] += (a @ v - a.sum(1)[:, None] * self.u.full[rows] * u).to(self.dtype)
+            self.u.grad[rows] += self.u.tangent(rows, u, a @ v).to(self.dtype)
         if block.rows.grad is not None:
-            block.rows.grad[cols] += (a.T @ u - a.sum(0)[:, None] * block.rows.full[cols] * v).to(self.dtype)
+            block.rows.grad[cols] += block.rows.tangent(cols, v, a.T @ u).to(self.dtype)
 
 
 def _places(rows: range, blocks: list[_Block], across: Direction | None, alone: bool) -> Iterator[_Place]:

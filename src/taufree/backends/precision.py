@@ -43,18 +43,19 @@ def shortest(dtype: torch.dtype) -> float:
 def lengths(x: Tensor, origin: torch.dtype) -> tuple[Tensor, Tensor]:
     """What to divide each row by to make it a unit row, and what its square then lacks to 1; [..., 1].
 
-    ``origin`` is the dtype of the input that the rows come from. The lack is exactly 0 but for rows
-    shorter than :func:`shortest`, whose cosines fade to 0. The divisor of an all-zero row is inf: the
-    row stays zero, its cosines are 0, it gets no gradient.
+    ``x`` has the device's widest dtype, ``origin`` is that of the input it comes from. The lack is
+    exactly 0 but for rows shorter than :func:`shortest`, whose cosines fade to 0. The divisor of an
+    all-zero row is inf: the row stays zero, its cosines are 0, it gets no gradient.
     """
-    wide, least = wide_dtype(x.device), shortest(origin)
-    if origin == wide:  # squares may leave the range, so scale by the largest entry first
+    least = shortest(origin)
+    top: Tensor | float = 1.0
+    if origin == x.dtype:  # squares may leave the range, so scale by the largest entry first
         top = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True).clamp(min=least)
-        length = top * torch.linalg.vector_norm(x / top, dim=-1, keepdim=True)
-    else:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    divisor = length.clamp(min=least).masked_fill(length == 0, torch.inf)
-    return divisor, 1 - (length / least).clamp(max=1).square()
+    square = (x / top).square().sum(-1, keepdim=True)
+    zero = square == 0
+    length = square.masked_fill(zero, 1).sqrt() * top  # filled: the root has no derivative at 0
+    lack = 1 - (length / least).clamp(max=1).square()
+    return length.clamp(min=least).masked_fill(zero, torch.inf), lack.masked_fill(zero, 1)
 
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:

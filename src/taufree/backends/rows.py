@@ -16,17 +16,26 @@ class Rows:
     def __init__(self, x: Tensor, dtype: torch.dtype, wanted: bool) -> None:
         self.x, self.wide = x.detach(), wide_dtype(x.device)
         self.parts = [cut(span) for span in spans(len(x), CHUNK // max(1, x[:1].numel()))]
-        divisor, self.lack = lengths(self.x, x.dtype)
+        found = [lengths(self.x[part].to(self.wide), x.dtype) for part in self.parts] or [
+            lengths(self.x, x.dtype)
+        ]
+        divisor, self.lack = (torch.cat(column) for column in zip(*found, strict=True))
         self.inverse = 1 / divisor
-        # The radial part of a gradient does not survive the normalisation, so v - u may stand for v as
-        # the derivative of u.v with respect to u, without the digits lost where u and v nearly agree;
-        # only a row too short to be normalised keeps its radial part, so v - full * u.
-        self.full = (self.lack == 0).to(self.wide)
+        self.full = (self.lack == 0).to(self.wide)  # which rows are of length 1
         self.grad = torch.zeros(x.shape, dtype=dtype, device=x.device) if wanted else None
 
     def exact(self, part: slice | Tensor) -> Tensor:
         """Unit rows in float64, straight from the input."""
         return self.x[part] * self.inverse[part]
+
+    def tangent(self, part: slice | Tensor, unit: Tensor, grad: Tensor) -> Tensor:
+        """``grad`` without its part along the unit rows, which the normalisation takes away anyway.
+
+        Taking it away in float64, before it is rounded, keeps the digits of the rest where the
+        gradient is nearly radial. Only a row too short to be normalised keeps its radial part.
+        """
+        radial = (grad * unit).sum(-1, keepdim=True) * self.full[part]
+        return grad.addcmul_(unit, radial, value=-1)
 
     def unit(self, dtype: torch.dtype) -> Tensor:
         """All unit rows, rounded to ``dtype``."""
@@ -39,9 +48,8 @@ class Rows:
         """The gradient with respect to the input, from that with respect to the unit rows, in place."""
         if self.grad is not None:
             for part in self.parts:
-                unit, grad = self.exact(part), self.grad[part].to(self.wide)
-                radial = (grad * unit).sum(-1, keepdim=True) * self.full[part]
-                self.grad[part] = grad.addcmul_(unit, radial, value=-1).mul_(self.inverse[part])
+                grad = self.tangent(part, self.exact(part), self.grad[part].to(self.wide, copy=True))
+                self.grad[part] = grad.mul_(self.inverse[part])
         return self.grad
 
 

@@ -1,0 +1,169 @@
+"""The tiled backend: memory, derivatives, and what must not disturb it."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree.backends import blockwise
+
+
+def rows(n, d=8, seed=0, dtype=torch.float32):
+    return torch.randn(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many elements the largest tensor made has."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.numel())
+        return result
+
+
+@pytest.mark.parametrize("link", [LogOdds(), Temperature(0.1)], ids=repr)
+def test_no_tensor_grows_with_the_square_of_the_batch(link, monkeypatch):
+    monkeypatch.setattr(blockwise, "TILE", 32)
+    n, d = 160, 4
+    a, b = rows(n, d).requires_grad_(), rows(n, d, seed=1).requires_grad_()
+    ids = torch.arange(n) // 2
+    for loss in (
+        lambda: info_nce(a, b, ids=ids, link=link, backend="blockwise"),
+        lambda: info_nce(a, b, symmetric=True, link=link, backend="blockwise"),
+        lambda: info_nce(a, b, b.detach(), in_batch=True, link=link, reduction="none", backend="blockwise"),
+        lambda: nt_xent(a, b, link=link, backend="blockwise"),
+        lambda: sup_con(a, ids, link=link, backend="blockwise"),
+    ):
+        with Largest() as largest:
+            loss().sum().backward()
+        assert largest.numel <= max(2 * n * d, 64 * 32)
+
+
+def test_the_symmetric_matrix_is_computed_once(monkeypatch):
+    """NT-Xent visits the tiles on and above the diagonal; both directions of a pair share theirs."""
+    monkeypatch.setattr(blockwise, "TILE", 16)
+    monkeypatch.setattr(blockwise, "KEPT", 0)
+    seen = []
+    original = blockwise._Engine._tile
+    monkeypatch.setattr(
+        blockwise._Engine, "_tile", lambda self, *args: (seen.append(1), original(self, *args))[1]
+    )
+    nt_xent(rows(32), rows(32, seed=1), backend="blockwise")
+    assert len(seen) == 10  # 4 x 4 tiles, 10 of them on or above the diagonal
+    seen.clear()
+    info_nce(rows(64), rows(64, seed=1), symmetric=True, backend="blockwise")
+    assert len(seen) == 16
+
+
+@pytest.mark.parametrize(
+    "link", [LogOdds(), LogOdds(gain=2.0), Temperature(0.5), LearnableTemperature(0.5)], ids=repr
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_derivatives(link, reduction, monkeypatch):
+    monkeypatch.setattr(blockwise, "TILE", 3)
+    options = {"link": link, "reduction": reduction, "backend": "blockwise"}
+    labels = torch.tensor([0, 1, 0, 1, 1])
+    a, b, c = (rows(5, 3, seed, torch.float64).requires_grad_() for seed in range(3))
+    own = torch.stack([b, c], 1).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: info_nce(a, b, symmetric=True, **options), (a, b))
+    assert torch.autograd.gradcheck(lambda a, b, c: info_nce(a, b, c, **options), (a, b, c))
+    assert torch.autograd.gradcheck(lambda a, b, c: info_nce(a, b, c, in_batch=True, **options), (a, b, own))
+    assert torch.autograd.gradcheck(lambda a, b: nt_xent(a, b, ids=labels, **options), (a, b))
+    assert torch.autograd.gradcheck(lambda a: sup_con(a, labels, **options), (a,))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_names_the_backend_that_has_one(reduction):
+    a, b = rows(4).requires_grad_(), rows(4, seed=1).requires_grad_()
+    loss = info_nce(a, b, reduction=reduction, backend="blockwise").sum()
+    first = torch.autograd.grad(loss, a, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match='backend="reference"'):
+        first.square().sum().backward()
+
+
+def test_backward_twice_and_scaled_upstream():
+    a, b = rows(5).requires_grad_(), rows(5, seed=1)
+    loss = info_nce(a, b, backend="blockwise")
+    once = torch.autograd.grad(loss, a, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(3 * loss, a)[0], 3 * once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_autocast_does_not_reach_the_loss(dtype, backend):
+    x = rows(300, 32)
+    a, b = (x + 1e-3 * rows(300, 32, seed=1)).requires_grad_(), x
+    for loss in (
+        lambda: info_nce(a, b, symmetric=True, backend=backend),
+        lambda: nt_xent(a, b, backend=backend),
+        lambda: info_nce(a, b, reduction="none", backend=backend).mean(),
+    ):
+        plain = loss()
+        expected = torch.autograd.grad(plain, a)[0]
+        with torch.autocast("cpu", dtype=dtype):
+            found = loss()
+            grad = torch.autograd.grad(found, a)[0]
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, plain, rtol=0, atol=0)
+        torch.testing.assert_close(grad, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_the_matmul_precision_setting_does_not_reach_the_loss(precision, backend):
+    a, b = rows(300, 32), rows(300, 32, seed=1)
+    expected = info_nce(a, b, backend=backend)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        torch.testing.assert_close(info_nce(a, b, backend=backend), expected, rtol=0, atol=0)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_grad_scaler_trains_through_collapse(backend):
+    """fp16 embeddings that become identical: the scaler never meets NaN, and the step is taken."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x = rows(16)
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nt_xent(model(x), model(x), backend=backend)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 1024.0
+
+
+def test_is_called_from_compiled_code():
+    a, b = rows(300).requires_grad_(), rows(300, seed=1)
+    compiled = torch.compile(lambda a, b: 2 * info_nce(a, b, backend="blockwise"), backend="aot_eager")
+    torch.testing.assert_close(compiled(a, b), 2 * info_nce(a, b, backend="blockwise"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda():
+    a, b = rows(700, 64), rows(700, 64, seed=1)
+    b[:5] = a[:5] + 1e-4
+    for loss in (
+        lambda a, b: info_nce(a, b, symmetric=True, backend="blockwise"),
+        lambda a, b: nt_xent(a, b),
+    ):
+        results = []
+        for device in ("cpu", "cuda"):
+            leaf = a.to(device).requires_grad_()
+            value = loss(leaf, b.to(device))
+            results.append((value.cpu(), torch.autograd.grad(value, leaf)[0].cpu()))
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-8)

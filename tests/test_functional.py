@@ -1,0 +1,298 @@
+"""The losses as functions: hard cases, reductions, arguments, and the paper's scenario."""
+
+import math
+
+import pytest
+import torch
+
+import taufree
+from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+
+BACKENDS = ["reference", "blockwise"]
+LINKS = [LogOdds(), LogOdds(gain=3.0), Temperature(0.01), Temperature(1.0), LearnableTemperature()]
+
+
+def rows(n, d=8, seed=0, dtype=torch.float32):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def every_loss(a, b, **options):
+    labels = torch.arange(len(a)) // 2
+    yield info_nce(a, b, **options)
+    yield info_nce(a, b, symmetric=True, ids=labels, **options)
+    yield info_nce(a, b, b.flip(0), in_batch=True, **options)
+    yield info_nce(a, b, b.flip(0)[:, None], **options)
+    yield nt_xent(a, b, **options)
+    yield nt_xent(a, b, ids=labels, **options)
+    yield sup_con(a, labels, **options)
+
+
+def hard_pairs():
+    x = rows(6)
+    zero = x.clone()
+    zero[::2] = 0
+    duplicates = x[[0, 0, 1, 1, 2, 2]]
+    return {
+        "identical views": (x, x),
+        "all rows equal": (x[:1].expand(6, -1), x[:1].expand(6, -1)),
+        "opposite rows": (x, -x),
+        "zero rows": (zero, x),
+        "zero rows on both sides": (zero, zero),
+        "nothing but zeros": (torch.zeros(6, 8), torch.zeros(6, 8)),
+        "duplicates across ids": (duplicates, duplicates),
+        "tiny": (x * 1e-20, x.flip(0) * 1e-20),
+        "huge": (x * 1e20, x.flip(0) * 1e20),
+        "tiny and huge": (x * 1e-20, x * 1e20),
+        "subnormal": (x * 1e-40, x),
+        "largest": (x / x.abs().max() * 3e38, x),
+        "one row": (x[:1], x[1:2]),
+        "one row, identical": (x[:1], x[:1]),
+        "one dimension": (x[:, :1], x[:, 1:2]),
+        "not contiguous": (rows(8, 6).T[:6], x[:, ::1]),
+    }
+
+
+HARD = [
+    (name, dtype)
+    for name, pair in hard_pairs().items()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    if all(x.to(dtype).isfinite().all() for x in pair)
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "dtype"), HARD)
+def test_hard_cases_are_finite(name, dtype, backend):
+    a, b = (x.to(dtype) for x in hard_pairs()[name])
+    for link in LINKS:
+        leaves = [a.clone().requires_grad_(), b.clone().requires_grad_()]
+        for loss in every_loss(*leaves, link=link, backend=backend):
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+            assert loss.isfinite()
+            assert all(g is None or g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_not_a_number_in_gives_not_a_number_out(backend):
+    a, b = rows(6), rows(6, seed=1)
+    a[2, 3] = math.nan
+    for loss in every_loss(a, b, backend=backend):
+        assert loss.isnan()
+    a[2, 3] = math.inf
+    for loss in every_loss(a, b, backend=backend):
+        assert loss.isnan()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_row_and_no_negatives(backend):
+    a, b = rows(1).requires_grad_(), rows(1, seed=1).requires_grad_()
+    for loss in (info_nce(a, b, backend=backend), nt_xent(a, b, backend=backend)):
+        assert loss.item() == 0
+        assert all((g == 0).all() for g in torch.autograd.grad(loss, [a, b]))
+    loss = sup_con(a, torch.tensor([3]), backend=backend)
+    assert loss.item() == 0
+    assert (torch.autograd.grad(loss, a)[0] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_zero_row_has_cosine_zero_and_no_gradient(backend):
+    a, b = rows(4), rows(4, seed=1)
+    a[1] = 0
+    a.requires_grad_()
+    losses = info_nce(a, b, reduction="none", backend=backend)
+    assert losses[1].item() == pytest.approx(math.log(4), rel=1e-6)
+    assert (torch.autograd.grad(losses.sum(), a)[0][1] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reductions(backend):
+    a, b = rows(7), rows(7, seed=1)
+    labels = torch.tensor([0, 0, 1, 1, 1, 2, 3])  # the last two have no positive
+    for function, counted in (
+        (lambda **o: info_nce(a, b, symmetric=True, **o), 7),
+        (lambda **o: nt_xent(a, b, **o), 14),
+        (lambda **o: sup_con(a, labels, **o), 5),
+    ):
+        each = function(reduction="none", backend=backend)
+        total = function(reduction="sum", backend=backend)
+        assert total.item() == pytest.approx(each.sum().item(), rel=1e-6)
+        assert function(backend=backend).item() == pytest.approx(total.item() / counted, rel=1e-6)
+    assert each[5:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_symmetric_is_the_mean_of_both_directions(backend):
+    a, b, queue = rows(7), rows(7, seed=1), rows(5, seed=2)
+    there = info_nce(a, b, queue, in_batch=True, reduction="none", backend=backend)
+    back = info_nce(b, a, reduction="none", backend=backend)
+    both = info_nce(a, b, queue, in_batch=True, symmetric=True, reduction="none", backend=backend)
+    torch.testing.assert_close(both, (there + back) / 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_negatives_of_three_kinds_are_one_set(backend):
+    a, b, queue = rows(5), rows(5, seed=1), rows(3, seed=2)
+    shared = info_nce(a, b, queue, backend=backend)
+    own = info_nce(a, b, queue.expand(5, 3, -1), backend=backend)
+    torch.testing.assert_close(shared, own)
+    others = torch.stack([b[[j for j in range(5) if j != i]] for i in range(5)])
+    torch.testing.assert_close(info_nce(a, b, others, backend=backend), info_nce(a, b, backend=backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ids_leave_out_what_they_say(backend):
+    a, b = rows(4), rows(4, seed=1)
+    found = info_nce(a, b, ids=torch.tensor([7, 7, 8, 9]), reduction="none", backend=backend)
+    torch.testing.assert_close(found[0], info_nce(a[:1], b[:1], b[2:], reduction="none")[0])
+    torch.testing.assert_close(found[2], info_nce(a, b, reduction="none")[2])
+    distinct = info_nce(a, b, ids=torch.arange(4), backend=backend)
+    torch.testing.assert_close(distinct, info_nce(a, b))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_frozen_inputs_and_a_queue_without_gradient(backend):
+    a, b, queue = rows(5).requires_grad_(), rows(5, seed=1), rows(9, seed=2)
+    info_nce(a, b, queue, backend=backend).backward()
+    expected = torch.autograd.grad(info_nce(a, b.clone().requires_grad_(), queue), a)[0]
+    torch.testing.assert_close(a.grad, expected)
+    assert b.grad is None
+    assert queue.grad is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixed_dtypes_are_promoted_and_each_gradient_keeps_its_own(backend):
+    half, single, double = rows(5, dtype=torch.float16), rows(5, seed=1), rows(6, seed=2, dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (half, single)]
+    loss = info_nce(*leaves, backend=backend)
+    assert loss.dtype == torch.float32
+    assert [g.dtype for g in torch.autograd.grad(loss, leaves)] == [torch.float16, torch.float32]
+    assert info_nce(half, single, double, backend=backend).dtype == torch.float64
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_layout_does_not_matter(backend):
+    a, b = rows(6), rows(6, seed=1)
+    apart = torch.zeros(12, 16)
+    apart[::2, ::2] = a
+    expected = info_nce(a, b, backend=backend)
+    torch.testing.assert_close(info_nce(apart[::2, ::2], b, backend=backend), expected)
+    torch.testing.assert_close(info_nce(a.T.contiguous().T, b, backend=backend), expected)
+
+
+def test_auto_is_the_reference_when_small_and_blockwise_when_large(monkeypatch):
+    import taufree.backends as backends
+
+    called = []
+    for name in BACKENDS:
+        module = getattr(backends, name)
+        original = module.loss
+        monkeypatch.setattr(
+            module,
+            "loss",
+            lambda *args, name=name, original=original: (called.append(name), original(*args))[1],
+        )
+    info_nce(rows(256), rows(256, seed=1))
+    info_nce(rows(257), rows(257, seed=1))
+    info_nce(rows(2), rows(2, seed=1), rows(2**15 + 1))
+    assert called == ["reference", "blockwise", "blockwise"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [2, 4, 8, 16])
+def test_the_papers_scenario(n, backend):
+    """One positive at C, N-1 negatives at -C: the closed forms come out of autograd."""
+    query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    for c in [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99]:
+        at = torch.tensor(c, dtype=torch.float64, requires_grad=True)
+        side = (1 - at**2).sqrt()
+        key = torch.stack([at, side])[None]
+        negatives = torch.stack([-at, side])[None].expand(n - 1, 2)
+
+        def scale(link, at=at, key=key, negatives=negatives):
+            loss = info_nce(query, key, negatives, link=link, backend=backend)
+            return loss.item(), -torch.autograd.grad(loss, at, retain_graph=True)[0].item()
+
+        loss, slope = scale(LogOdds(resolution=0.0))
+        above, below = (1 + c) ** 2, (n - 1) * (1 - c) ** 2
+        assert loss == pytest.approx(math.log1p(below / above), rel=1e-10)
+        assert slope == pytest.approx(
+            4 * (n - 1) * (1 - c) / ((1 + c) * (n * (1 - c) ** 2 + 4 * c)), rel=1e-10
+        )
+        for tau in (0.1, 0.25, 0.5, 1.0):
+            loss, slope = scale(Temperature(tau))
+            e = math.exp(2 * c / tau)
+            assert loss == pytest.approx(math.log1p((n - 1) / e), rel=1e-10)
+            assert slope == pytest.approx((n - 1) * (2 / tau) / ((n - 1) + e), rel=1e-10)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_learnable_scale_of_the_papers_scenario(backend):
+    for c in [0.0, 0.1, 0.5, 0.9]:
+        link = LearnableTemperature(init=0.5).double()
+        scale = link.log_scale.exp().item()
+        key = torch.tensor([[c, (1 - c * c) ** 0.5]], dtype=torch.float64)
+        query, negative = torch.tensor([[1.0, 0.0]], dtype=torch.float64), key * torch.tensor([-1.0, 1.0])
+        info_nce(query, key, negative, link=link, backend=backend).backward()
+        expected = -2 * c * scale / (1 + math.exp(2 * c * scale))
+        assert link.log_scale.grad.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+BAD = {
+    "query must have shape": lambda x, i: info_nce(x[0], x),
+    "query must be a floating-point tensor, got list": lambda x, i: info_nce([[1.0]], x),
+    "query must be a floating-point tensor, got dtype torch.int64": lambda x, i: info_nce(x.long(), x),
+    "query must be a floating-point tensor, got dtype torch.complex64": lambda x, i: info_nce(
+        x.to(torch.cfloat), x
+    ),
+    "query must have shape [N, D] with N and D at least 1, got [0, 3]": lambda x, i: info_nce(x[:0], x[:0]),
+    "view_a must have shape [N, D] with N and D at least 1, got [4, 0]": lambda x, i: nt_xent(
+        x[:, :0], x[:, :0]
+    ),
+    "positive_key must have the shape of query, [4, 3], got [3, 3]": lambda x, i: info_nce(x, x[:3]),
+    "positive_key must have the shape of query, [4, 3], got [4, 2]": lambda x, i: info_nce(x, x[:, :2]),
+    "positive_key must be on the device of query, cpu, got meta": lambda x, i: info_nce(x, x.to("meta")),
+    "view_b must have the shape of view_a, [4, 3], got [3, 3]": lambda x, i: nt_xent(x, x[:3]),
+    "negative_keys must have shape [M, 3] or [4, M, 3], got [5, 2]": lambda x, i: info_nce(
+        x, x, torch.ones(5, 2)
+    ),
+    "negative_keys must have shape [M, 3] or [4, M, 3], got [3, 5, 3]": lambda x, i: info_nce(
+        x, x, torch.ones(3, 5, 3)
+    ),
+    "negative_keys must be a floating-point tensor": lambda x, i: info_nce(x, x, torch.ones(5, 3).long()),
+    "ids must have shape [4], got [3]": lambda x, i: info_nce(x, x, ids=i[:3]),
+    "ids must be an integer tensor, got dtype torch.float32": lambda x, i: nt_xent(x, x, ids=i.float()),
+    "ids must be an integer tensor, got list": lambda x, i: nt_xent(x, x, ids=[0, 1, 2, 3]),
+    "ids tells in-batch keys apart and needs in_batch=True": lambda x, i: info_nce(x, x, x, ids=i),
+    "labels must have shape [4], got [4, 1]": lambda x, i: sup_con(x, i[:, None]),
+    "labels must be an integer tensor, got dtype torch.bool": lambda x, i: sup_con(x, i > 0),
+    "labels must be an integer tensor, got NoneType": lambda x, i: sup_con(x, None),
+    "labels must be on the device of the embeddings, cpu, got meta": lambda x, i: sup_con(x, i.to("meta")),
+    "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
+        x, x, reduction="average"
+    ),
+    "backend must be one of": lambda x, i: nt_xent(x, x, backend="cuda"),
+    "link must be a taufree.Link such as LogOdds(), got float": lambda x, i: nt_xent(x, x, link=0.1),
+    "symmetric=True needs in_batch=True": lambda x, i: info_nce(x, x, x, symmetric=True),
+    "in_batch=False needs negative_keys": lambda x, i: info_nce(x, x, in_batch=False),
+    "tau must be a positive number, got 0": lambda x, i: Temperature(0),
+    "tau must be a positive number, got -1": lambda x, i: Temperature(-1),
+    "tau must be a positive number, got nan": lambda x, i: Temperature(math.nan),
+    "tau must be a positive number, got str": lambda x, i: Temperature("0.1"),
+    "resolution must be a number of at least 0, got -1e-06": lambda x, i: LogOdds(resolution=-1e-6),
+    "gain must be a positive number, got 0": lambda x, i: LogOdds(gain=0),
+    "init must be a positive number, got 0": lambda x, i: LearnableTemperature(init=0),
+    "max_scale must be a number of at least 1/init = 14.2857, got 2": lambda x, i: LearnableTemperature(
+        0.07, 2
+    ),
+    "backend must be one of ": lambda x, i: taufree.NTXent(backend="fast"),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_gets_one_sentence(message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        BAD[message](torch.ones(4, 3), torch.arange(4))
+    said = str(caught.value)
+    assert message.strip() in said
+    assert said.endswith(".")
+    assert "\n" not in said

@@ -1,0 +1,112 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
+
+
+class Cubic(Link):
+    """A user's link without parameters or a slope of its own."""
+
+    def logit(self, cosine, gap, rise):
+        return 5 * cosine**3
+
+
+class Learned(Link):
+    """A user's link with two parameters, one of them unused."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
+        self.spare = torch.nn.Parameter(torch.tensor(1.0))
+
+    def logit(self, cosine, gap, rise):
+        return self.scale.to(cosine.dtype) * (rise.sqrt() - gap.sqrt())
+
+
+class Constant(Link):
+    def logit(self, cosine, gap, rise):
+        return torch.zeros_like(cosine)
+
+
+def test_log_odds_is_twice_atanh():
+    c = torch.linspace(-0.999, 0.999, 101, dtype=torch.float64)
+    torch.testing.assert_close(LogOdds(resolution=0.0)(c), 2 * torch.atanh(c))
+    torch.testing.assert_close(LogOdds(2.5, 1e-2)(c), 5 * torch.atanh(c / 1.01))
+    assert LogOdds()(torch.tensor([1.0, -1.0])).isfinite().all()
+    assert (LogOdds().gain, LogOdds().resolution) == (1.0, 1e-4)
+
+
+@pytest.mark.parametrize("link", [LogOdds(), LogOdds(2.0), Temperature(0.3), LearnableTemperature(), Cubic()])
+def test_slopes_are_derivatives(link):
+    c = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(link(c).sum(), c)[0]
+    found = link.slope(c.detach(), 1 - c.detach(), 1 + c.detach())
+    torch.testing.assert_close(found.detach(), expected)
+
+
+@pytest.mark.parametrize("link", [Cubic(), Learned()])
+def test_a_users_link_works_on_every_backend(link):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(9, 5, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    inputs = [a, b, *link.parameters()]
+    for loss in (
+        lambda backend: info_nce(a, b, symmetric=True, link=link, backend=backend),
+        lambda backend: nt_xent(a, b, link=link, backend=backend),
+        lambda backend: sup_con(a, torch.arange(9) % 3, link=link, backend=backend),
+    ):
+        results = []
+        for backend in ("reference", "blockwise"):
+            value = loss(backend)
+            grads = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+            results.append([value, *grads])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_constant_link_has_no_gradient():
+    a = torch.eye(4).requires_grad_()
+    loss = info_nce(a, torch.eye(4), link=Constant(), backend="blockwise")
+    assert loss.item() == pytest.approx(math.log(4))
+    assert (torch.autograd.grad(loss, a)[0] == 0).all()
+
+
+def test_a_link_without_a_logit_says_so():
+    with pytest.raises(NotImplementedError, match="Link must define logit"):
+        Link()(torch.zeros(2))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_the_learned_scale_is_capped_and_can_come_down_again(backend):
+    link = LearnableTemperature(init=0.07, max_scale=20.0)
+    assert link.log_scale.item() == pytest.approx(math.log(1 / 0.07))
+    with torch.no_grad():
+        link.log_scale.fill_(5.0)
+    a, b = torch.eye(4), torch.eye(4).roll(1, 0)  # wrong pairs: a smaller scale is better
+    info_nce(a, b, link=link, backend=backend).backward()
+    assert link.log_scale.item() == pytest.approx(math.log(20))
+    assert link.tau == pytest.approx(1 / 20)
+    assert link.log_scale.grad.item() > 1
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_two_losses_may_share_a_learned_link_before_one_backward(backend):
+    link = LearnableTemperature()
+    a, b = torch.randn(4, 3), torch.randn(4, 3)
+    (info_nce(a, b, link=link, backend=backend) + info_nce(b, a, link=link, backend=backend)).backward()
+    assert link.log_scale.grad.isfinite()
+
+
+@pytest.mark.parametrize("link", [LogOdds(2.0, 1e-3), Temperature(0.2), LearnableTemperature(0.5, 10.0)])
+def test_copies_and_state(link):
+    c = torch.linspace(-1, 1, 7)
+    for other in (copy.deepcopy(link), pickle.loads(pickle.dumps(link))):
+        torch.testing.assert_close(other(c), link(c))
+        assert repr(other) == repr(link)
+    again = copy.deepcopy(link)
+    again.load_state_dict(link.state_dict())
+    torch.testing.assert_close(again(c), link(c))
+    assert set(link.state_dict()) == ({"log_scale"} if isinstance(link, LearnableTemperature) else set())

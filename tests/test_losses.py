@@ -1,0 +1,46 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+from taufree import InfoNCE, LearnableTemperature, NTXent, SupCon, Temperature, info_nce, nt_xent, sup_con
+
+A = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+B = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+IDS = torch.tensor([0, 0, 1, 2, 3, 4])
+
+
+def test_modules_are_their_functions():
+    link = Temperature(0.2)
+    options = {"link": link, "reduction": "sum", "backend": "blockwise"}
+    module = InfoNCE(symmetric=True, in_batch=True, **options)
+    expected = info_nce(A, B, B[:2], symmetric=True, in_batch=True, ids=IDS, **options)
+    torch.testing.assert_close(module(A, B, B[:2], ids=IDS), expected)
+    torch.testing.assert_close(NTXent(**options)(A, B, ids=IDS), nt_xent(A, B, ids=IDS, **options))
+    torch.testing.assert_close(SupCon(**options)(A, IDS), sup_con(A, IDS, **options))
+    torch.testing.assert_close(NTXent()(A, B), nt_xent(A, B))
+
+
+@pytest.mark.parametrize("loss", [InfoNCE(symmetric=True), NTXent(link=LearnableTemperature()), SupCon()])
+def test_copies_and_state(loss):
+    second = IDS if isinstance(loss, SupCon) else B
+    for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        torch.testing.assert_close(other(A, second), loss(A, second))
+        other.load_state_dict(loss.state_dict())
+        assert repr(other) == repr(loss)
+    learned = {"link.log_scale"} if isinstance(loss.link, LearnableTemperature) else set()
+    assert set(loss.state_dict()) == learned
+
+
+def test_the_representation_names_what_was_chosen():
+    shown = repr(InfoNCE(symmetric=True, reduction="sum", link=Temperature(0.5)))
+    for part in (
+        "symmetric=True",
+        "in_batch=None",
+        "reduction='sum'",
+        "backend='auto'",
+        "Temperature(tau=0.5)",
+    ):
+        assert part in shown
+    assert "reduction='mean'" in repr(NTXent())

@@ -1,0 +1,82 @@
+"""The package as people get it: light to import, the public names, a wheel that works on its own."""
+
+import statistics
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import taufree
+
+ROOT = Path(__file__).parent.parent
+PUBLIC = {
+    "InfoNCE",
+    "LearnableTemperature",
+    "Link",
+    "LogOdds",
+    "NTXent",
+    "SupCon",
+    "Temperature",
+    "info_nce",
+    "nt_xent",
+    "sup_con",
+}
+
+
+def python(code, *options):
+    return subprocess.run(
+        [sys.executable, *options, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_the_public_names_are_pinned():
+    assert set(taufree.__all__) == PUBLIC
+    assert all(hasattr(taufree, name) for name in PUBLIC)
+
+
+def test_importing_brings_torch_and_nothing_else():
+    code = """
+import sys, torch
+before = set(sys.modules)
+import taufree
+print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
+"""
+    assert python(code).split() == ["taufree"]
+
+
+def test_importing_takes_a_tenth_of_a_second_more_than_torch():
+    code = "import time, torch; t = time.perf_counter(); import taufree; print(time.perf_counter() - t)"
+    assert statistics.median(float(python(code)) for _ in range(3)) < 0.1
+
+
+def test_the_wheel_works_on_its_own(tmp_path):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
+    wheel = next(tmp_path.glob("taufree-*.whl"))
+    assert f"taufree-{taufree.__version__}-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
+    assert "taufree/py.typed" in names
+    assert "Requires-Dist: torch>=2.6" in metadata
+    assert [
+        line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line
+    ] == ["Requires-Dist: torch>=2.6"]
+    with tarfile.open(next(tmp_path.glob("taufree-*.tar.gz"))) as archive:
+        assert not any("/tests/" in name or "/benchmarks/" in name for name in archive.getnames())
+    # An empty environment, with torch borrowed from this one: nothing else of it can be imported.
+    venv.create(tmp_path / "empty", with_pip=True)
+    inside = tmp_path / "empty" / "bin" / "python"
+    install = [inside, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    site = Path(next(p for p in sys.path if p.endswith("site-packages")))
+    code = f"import sys; sys.path.append({str(site)!r}); import taufree, torch; z = torch.eye(4); " + (
+        "print(taufree.__file__); print(taufree.nt_xent(z, z).item())"
+    )
+    found, loss = subprocess.run(
+        [inside, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert found.startswith(str(tmp_path))
+    assert 0 < float(loss) < 1e-3
