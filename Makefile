@@ -1,0 +1,29 @@
+# `make demo` and `make test` work on a fresh clone; both make .venv and install what they need.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/cli
+	$(BIN)/taufree run digits --out runs/digits
+
+test: .venv/test
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/test
+	$(BIN)/python benchmarks/cpu.py
+
+clean:
+	rm -rf .venv runs figures dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/%: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "Installing taufree[$*] and PyTorch into .venv: some minutes and several GB the first time."
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	touch $@
