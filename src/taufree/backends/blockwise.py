@@ -87,20 +87,12 @@ class _Final(torch.autograd.Function):
         raise RuntimeError('The blockwise backend has no second derivative; use backend="reference".')
 
 
-class _Block(NamedTuple):
-    """Candidates shared by all anchors, and their unit rows in the dtype of the tiles."""
-
-    rows: Rows
-    unit: Tensor
-    in_batch: bool
-
-
 class _Place(NamedTuple):
     """A tile of the matrix: anchors ``rows`` against ``cols`` of ``block``, and who looks back, if anyone."""
 
     rows: range
     cols: range
-    block: _Block
+    block: Rows
     across: Direction | None
 
 
@@ -116,9 +108,9 @@ class _Engine:
         self.n, self.wide = anchors.shape[0], wide_dtype(anchors.device)
         self.dtype = result_dtype(*[x for x in inputs[:4] if x is not None])
         self.u = Rows(anchors, self.dtype, wanted[0])
-        self.v = self.u if keys is None else Rows(keys, self.dtype, wanted[1])
+        self.v = self.u if keys is None else Rows(keys, self.dtype, wanted[1], tiled=contrast.in_batch)
         self.queue = None if queue is None else Rows(queue, self.dtype, wanted[2])
-        self.own = None if own is None else Rows(own, self.dtype, wanted[3])
+        self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
         self.params = [p for p in inputs[4:] if p is not None]
         self.param_grads = [torch.zeros_like(p) for p in self.params]
         odds = type(link) is LogOdds and link.gain == 1
@@ -216,20 +208,14 @@ class _Engine:
     def _visit(self, rows: Direction, cols: Direction | None, want_grad: bool) -> None:
         """The sums of all tiles, and their part of the gradient."""
         across = rows if self.contrast.keys is None else cols
-        unit = self.u.unit(self.dtype)
-        blocks = []
-        if self.contrast.in_batch:
-            blocks.append(_Block(self.v, unit if self.v is self.u else self.v.unit(self.dtype), True))
-        if self.queue is not None:
-            blocks.append(_Block(self.queue, self.queue.unit(self.dtype), False))
-        strips = spans(self.n, TILE if across else self._height(blocks))
+        strips = spans(self.n, TILE if across else self._height())
         # One way, a row's sums are complete after its own tiles; two ways, only after all tiles.
         for group in [strips] if across else [[strip] for strip in strips]:
-            places = [place for strip in group for place in _places(strip, blocks, across, self.v is self.u)]
+            places = [place for strip in group for place in self._places(strip, across)]
             kept: list[OddsTile | SoftmaxTile | None] = []
             room = KEPT if want_grad else 0
             for place in places:
-                tile = self._tile(place, unit)
+                tile = self._tile(place)
                 rows.add(tile, cut(place.rows), 1)
                 if place.across is not None:
                     place.across.add(tile, cut(place.cols), 0)
@@ -240,64 +226,63 @@ class _Engine:
                     direction.close(slice(group[0].start, group[-1].stop))
             if want_grad:
                 for i, place in enumerate(places):
-                    tile, kept[i] = kept[i] or self._tile(place, unit), None
+                    tile, kept[i] = kept[i] or self._tile(place), None
                     sides = [rows.side.at(place.rows, 0)]
                     if place.across is not None:
                         sides.append(place.across.side.at(place.cols, 1))
-                    self._tile_gradient(place, tile, sides, unit)
+                    self._tile_gradient(place, tile, sides)
 
-    def _height(self, blocks: list[_Block]) -> int:
+    def _height(self) -> int:
         """Rows of a strip such that all its tiles are kept, within reason."""
-        row_bytes = sum(len(block.unit) for block in blocks) * self.dtype.itemsize
+        width = (self.n if self.contrast.in_batch else 0) + (0 if self.queue is None else len(self.queue.x))
         copies = 1 if self.kind is OddsTile else 2
-        return min(TILE, max(64, KEPT // max(1, row_bytes * copies)))
+        return min(TILE, max(64, KEPT // max(1, width * copies * self.dtype.itemsize)))
 
-    def _tile(self, place: _Place, unit: Tensor) -> OddsTile | SoftmaxTile:
-        rows, cols, block = cut(place.rows), cut(place.cols), place.block
-        gap = torch.addmm(unit.new_ones(1), unit[rows], block.unit[cols].T, alpha=-1)
+    def _places(self, rows: range, across: Direction | None) -> Iterator[_Place]:
+        """The tiles of a strip; when anchors meet each other only those on and above the diagonal."""
+        if self.contrast.in_batch:
+            for cols in spans(self.n, TILE):
+                if self.v is not self.u:
+                    yield _Place(rows, cols, self.v, across)
+                elif cols.start >= rows.start:
+                    yield _Place(rows, cols, self.v, across if cols.start > rows.start else None)
+        if self.queue is not None:
+            for cols in spans(len(self.queue.x), TILE):
+                yield _Place(rows, cols, self.queue, None)
+
+    def _tile(self, place: _Place) -> OddsTile | SoftmaxTile:
+        rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
+        assert u.unit is not None
+        assert v.unit is not None
+        offset = self.kind.offset(self.link)
+        gap = torch.addmm(u.unit.new_full((1,), 1 + offset), u.unit[rows], v.unit[cols].T, alpha=-1)
         left_out = same = rise = None
-        if block.in_batch:
+        if v is self.v:
             left_out = self.contrast.left_out(place.rows, place.cols)
             if self.contrast.labels is not None:
                 same = self.contrast.same_label(place.rows, place.cols)
         if left_out is not None:
             gap.masked_fill_(left_out, 1)
         least, most = gap.aminmax()
-        if bool((least < NEAR) | (most > 2 - NEAR)):
-            u, v = self.u, block.rows
+        if bool((least < NEAR + offset) | (most > 2 - NEAR + offset)):
             _, gap, rise = precision.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
-            gap, rise = gap.to(self.dtype), rise.to(self.dtype)
+            gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = gap.masked_fill_(left_out, 1), rise.masked_fill_(left_out, 1)
         return self.kind(self.link, gap, rise, left_out, same)  # type: ignore[arg-type]
 
-    def _tile_gradient(
-        self, place: _Place, tile: OddsTile | SoftmaxTile, sides: list[Side], unit: Tensor
-    ) -> None:
-        rows, cols, block = cut(place.rows), cut(place.cols), place.block
+    def _tile_gradient(self, place: _Place, tile: OddsTile | SoftmaxTile, sides: list[Side]) -> None:
+        rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         a, learned = tile.coefficients(sides, self.params)
         self._learn(learned)
-        if not tile.near:
-            if self.u.grad is not None:
-                self.u.grad[rows].addmm_(a, block.unit[cols])
-            if block.rows.grad is not None:
-                block.rows.grad[cols].addmm_(a.T, unit[rows])
+        if tile.near:
+            a = a.to(self.wide)
+            if u.grad is not None:
+                u.grad[rows] += u.tangent(rows, a @ v.exact(cols)).to(self.dtype)
+            if v.grad is not None:
+                v.grad[cols] += v.tangent(cols, a.T @ u.exact(rows)).to(self.dtype)
             return
-        a = a.to(self.wide)
-        u, v = self.u.exact(rows), block.rows.exact(cols)
-        if self.u.grad is not None:
-            self.u.grad[rows] += self.u.tangent(rows, u, a @ v).to(self.dtype)
-        if block.rows.grad is not None:
-            block.rows.grad[cols] += block.rows.tangent(cols, v, a.T @ u).to(self.dtype)
-
-
-def _places(rows: range, blocks: list[_Block], across: Direction | None, alone: bool) -> Iterator[_Place]:
-    """The tiles of a strip; when anchors meet each other only those on and above the diagonal."""
-    for block in blocks:
-        for cols in spans(len(block.unit), TILE):
-            if not block.in_batch:
-                yield _Place(rows, cols, block, None)
-            elif not alone:
-                yield _Place(rows, cols, block, across)
-            elif cols.start >= rows.start:
-                yield _Place(rows, cols, block, across if cols.start > rows.start else None)
+        if u.grad is not None and v.unit is not None:
+            u.grad[rows].addmm_(a, v.unit[cols])
+        if v.grad is not None and u.unit is not None:
+            v.grad[cols].addmm_(a.T, u.unit[rows])

@@ -7,20 +7,26 @@ from torch import Tensor
 
 from taufree.backends.precision import lengths, wide_dtype
 
-CHUNK = 2**16  # elements of row-wise work done at a time: half a MiB in float64
+CHUNK = 2**17  # elements of row-wise work done at a time: 1 MiB in float64
 
 
 class Rows:
-    """Unit rows of one input [R, D] or [R, K, D], and where the gradient with respect to them is gathered."""
+    """Unit rows of one input [R, D] or [R, K, D], and where the gradient with respect to them is gathered.
 
-    def __init__(self, x: Tensor, dtype: torch.dtype, wanted: bool) -> None:
+    ``unit`` holds all unit rows rounded to ``dtype``, for the tiles; None if they are not asked for.
+    """
+
+    def __init__(self, x: Tensor, dtype: torch.dtype, wanted: bool, tiled: bool = True) -> None:
         self.x, self.wide = x.detach(), wide_dtype(x.device)
         self.parts = [cut(span) for span in spans(len(x), CHUNK // max(1, x[:1].numel()))]
-        found = [lengths(self.x[part].to(self.wide), x.dtype) for part in self.parts] or [
-            lengths(self.x, x.dtype)
-        ]
-        divisor, self.lack = (torch.cat(column) for column in zip(*found, strict=True))
-        self.inverse = 1 / divisor
+        self.unit = torch.empty(x.shape, dtype=dtype, device=x.device) if tiled else None
+        self.inverse, self.lack = torch.empty(2, *x.shape[:-1], 1, dtype=self.wide, device=x.device)
+        for part in self.parts:
+            rows = self.x[part].to(self.wide)
+            divisor, self.lack[part] = lengths(rows, x.dtype)
+            self.inverse[part] = 1 / divisor
+            if self.unit is not None:
+                self.unit[part] = rows * self.inverse[part]
         self.full = (self.lack == 0).to(self.wide)  # which rows are of length 1
         self.grad = torch.zeros(x.shape, dtype=dtype, device=x.device) if wanted else None
 
@@ -28,29 +34,29 @@ class Rows:
         """Unit rows in float64, straight from the input."""
         return self.x[part] * self.inverse[part]
 
-    def tangent(self, part: slice | Tensor, unit: Tensor, grad: Tensor) -> Tensor:
-        """``grad`` without its part along the unit rows, which the normalisation takes away anyway.
+    def tangent(self, part: slice, grad: Tensor) -> Tensor:
+        """``grad`` [rows of the part, D], in float64, without its part along the unit rows.
 
-        Taking it away in float64, before it is rounded, keeps the digits of the rest where the
-        gradient is nearly radial. Only a row too short to be normalised keeps its radial part.
+        The normalisation takes that part away anyway; taking it away before it is rounded keeps the
+        digits of the rest where the gradient is nearly radial.
         """
-        radial = (grad * unit).sum(-1, keepdim=True) * self.full[part]
-        return grad.addcmul_(unit, radial, value=-1)
-
-    def unit(self, dtype: torch.dtype) -> Tensor:
-        """All unit rows, rounded to ``dtype``."""
-        unit = torch.empty(self.x.shape, dtype=dtype, device=self.x.device)
-        for part in self.parts:
-            unit[part] = self.exact(part)
-        return unit
+        return self._project(grad, self.exact(part), self.full[part])
 
     def finish(self) -> Tensor | None:
         """The gradient with respect to the input, from that with respect to the unit rows, in place."""
         if self.grad is not None:
+            dtype = self.grad.dtype
             for part in self.parts:
-                grad = self.tangent(part, self.exact(part), self.grad[part].to(self.wide, copy=True))
-                self.grad[part] = grad.mul_(self.inverse[part])
+                unit = self.exact(part).to(dtype) if self.unit is None else self.unit[part]
+                grad = self._project(self.grad[part], unit, self.full[part].to(dtype))
+                grad.mul_(self.inverse[part].to(dtype))
         return self.grad
+
+    @staticmethod
+    def _project(grad: Tensor, unit: Tensor, full: Tensor) -> Tensor:
+        """In place; only a row too short to be normalised keeps its radial part."""
+        radial = torch.linalg.vecdot(grad, unit).unsqueeze(-1) * full
+        return grad.addcmul_(unit, radial, value=-1)
 
 
 def spans(n: int, step: int) -> list[range]:

@@ -36,9 +36,17 @@ class Side:
 
 
 class OddsTile:
-    """LogOdds at gain 1, with r = 1/(1 + delta - c): weight = 2(1+delta)r - 1, its slope 2(1+delta)r^2."""
+    """LogOdds at gain 1, with r = 1/(1 + delta - c): weight = 2(1+delta)r - 1, its slope 2(1+delta)r^2.
+
+    ``gap`` comes with :meth:`offset` = delta added to it, from the matrix product that makes it.
+    """
 
     start = 0.0  # the sum over no pair
+
+    @staticmethod
+    def offset(link: Link) -> float:
+        assert isinstance(link, LogOdds)
+        return link.resolution
 
     def __init__(
         self, link: LogOdds, gap: Tensor, rise: Tensor | None, left_out: Tensor | None, same: Tensor | None
@@ -46,7 +54,7 @@ class OddsTile:
         self.twice = 2 * (1 + link.resolution)
         self.same = same
         self.near = rise is not None
-        self.r = gap.add_(link.resolution).reciprocal_()
+        self.r = gap.reciprocal_()
         self.weight: Tensor | None = None  # formed only where the sum of r does not give it
         if rise is not None:
             self.weight = rise.add_(link.resolution).mul_(self.r)
@@ -102,22 +110,24 @@ class SoftmaxTile:
 
     start = -torch.inf
 
+    @staticmethod
+    def offset(link: Link) -> float:
+        return 0.0
+
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: Tensor | None, same: Tensor | None
     ) -> None:
-        self.link, self.same, self.gap, self.rise = link, same, gap, rise
-        self.near = rise is not None
-        self.logit = link.logit(*self._similarity())
+        self.link, self.same, self.near = link, same, rise is not None
+        cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
+        self.slope = link.slope(cosine, gap, rise)
+        self.logit = link.logit(cosine, gap, rise)
+        self.similarity = (cosine, gap, rise) if any(True for _ in link.parameters()) else None
         if left_out is not None:
             self.logit = self.logit.masked_fill(left_out, -torch.inf)
 
     @property
     def nbytes(self) -> int:
-        return self.gap.nbytes * (2 if self.rise is None else 3)
-
-    def _similarity(self) -> tuple[Tensor, Tensor, Tensor]:
-        rise = 2 - self.gap if self.rise is None else self.rise
-        return (rise - self.gap) / 2, self.gap, rise
+        return self.logit.nbytes * (2 if self.similarity is None else 5)
 
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
         logit = self.logit if among is None else self.logit.where(among, -torch.inf)
@@ -139,13 +149,15 @@ class SoftmaxTile:
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any."""
         pull = _sum([self._share(side) for side in sides])
-        similarity = self._similarity()
-        learned = link_gradient(self.link, similarity, pull, params) if params else ()
-        return pull.mul_(self.link.slope(*similarity)), learned
+        learned: Sequence[Tensor | None] = ()
+        if params and self.similarity is not None:
+            learned = link_gradient(self.link, self.similarity, pull, params)
+        return pull.mul_(self.slope), learned
 
     def _share(self, side: Side) -> Tensor:
         """dL/dlogit in one direction."""
-        share = side.grad.to(self.gap.dtype) * (self.logit - side.log_z.to(self.gap.dtype)).exp()
+        dtype = self.logit.dtype
+        share = (self.logit - side.log_z.to(dtype)).exp_().mul_(side.grad.to(dtype))
         if self.same is None:
             return share
         return torch.where(self.same, (side.keep * share - side.pull).to(share.dtype), share)

@@ -1,0 +1,213 @@
+"""Anchors against their candidates, block by block, and how hard a loss pulls at each anchor.
+
+An anchor's candidates are the rows of a table; those of its own group are its positives, all others its
+negatives. Pairs are groups of one. Its loss is the mean over its positives of -log p_j, with p the softmax of
+the logits over its candidates: InfoNCE for one positive, SupCon for several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from taufree import Link, LogOdds, Temperature
+from taufree.backends.precision import full_precision
+
+TAUS = (0.05, 0.1, 0.25, 0.5, 1.0)
+HARDEST = 0.01
+"""The share of an anchor's negatives, by cosine, that counts as its hardest; one negative at least."""
+
+_PRODUCT = 2**24
+"""Cosines computed in one go, 64 MB: large enough for a fast matrix product."""
+_PIECE = 4096
+"""Rows of a table normalised in one go."""
+_CACHE = 2**20
+"""Cosines looked at in one go on a CPU, 4 MB: small enough to stay in its cache."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The cosines of B anchors and their N candidates.
+
+    Shape:
+        positive: [B, P], cosines of the positives; entries where ``counts`` is False are padding.
+        counts: [B, P].
+        negative: [B, N], cosines of the negatives, -1 in the columns of the anchor's group.
+        group: [B, P], those columns (padded by repetition).
+        positives, negatives: [B], how many there are.
+        hardest: [B, H], columns of the hardest negatives in falling order; a row's first
+            ceil(HARDEST * negatives) count.
+    """
+
+    positive: Tensor
+    counts: Tensor
+    negative: Tensor
+    group: Tensor
+    positives: Tensor
+    negatives: Tensor
+    hardest: Tensor
+
+
+class Measured(NamedTuple):
+    """What is kept of B anchors under S schemes.
+
+    Shape:
+        positives, negatives: [B], how many there are.
+        cosine, local: [B], means over the anchor's positives of c and of (1 - c^2) / 2.
+        scale, chance, hardest: [S, B], the gradient scale, what it is at chance, and the share of the
+            negatives' gradient that is spent on the hardest.
+    """
+
+    positives: Tensor
+    negatives: Tensor
+    cosine: Tensor
+    local: Tensor
+    scale: Tensor
+    chance: Tensor
+    hardest: Tensor
+
+
+def schemes(taus: Sequence[float] = TAUS) -> dict[str, Link]:
+    """The links to compare, by name: the free one, then the temperatures.
+
+    >>> list(schemes([0.1]))
+    ['free', 'tau=0.1']
+    """
+    return {"free": LogOdds(), **{f"tau={float(tau):g}": Temperature(tau) for tau in taus}}
+
+
+def pieces(x: Tensor, height: int) -> Iterator[Tensor]:
+    """The rows of ``x`` from top to bottom, ``height`` at a time."""
+    return (x[top : top + height] for top in range(0, len(x), height))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length 1 in float32; a zero row stays zero, so its cosines are 0."""
+    x = x if x.dtype == torch.float64 else x.float()
+    # Scaled by their largest entry first, no square of which can leave the range.
+    largest = torch.linalg.vector_norm(x, torch.inf, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return normalize(x / largest).float()
+
+
+@torch.no_grad()
+def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -> Iterator[Block]:
+    """Compare the anchors ``first[rows]`` with every row of ``second``, or of ``first`` but themselves.
+
+    float32 is enough: its rounding of a cosine, 1e-7, is a thousandth of the free link's resolution.
+
+    Args:
+        first, second: [N, D] of any floating dtype; ``second`` None compares ``first`` with itself.
+        groups: [N] integers from 0 on; row i of both tables is in group ``groups[i]``.
+        rows: [A] row numbers of anchors that have a positive and a negative.
+    """
+    table, total = (first if second is None else second), len(first)
+    order, sizes = groups.argsort(), groups.bincount()
+    starts, slot = sizes.cumsum(0) - sizes, torch.arange(int(sizes.max()), device=first.device)
+    hard = -(-total // round(1 / HARDEST))
+    tall = min(len(rows), max(1, _PRODUCT // total))
+    buffer = torch.empty(tall, total, device=first.device)
+    for part in pieces(rows, tall):
+        anchors, cosines = unit(first[part]), buffer[: len(part)]
+        with full_precision(first.device):
+            # The table is normalised piece by piece, each time anew: a second copy of it may not fit.
+            for left, piece in enumerate(pieces(table, _PIECE)):
+                torch.mm(anchors, unit(piece).T, out=cosines[:, _PIECE * left : _PIECE * left + len(piece)])
+        cosines.clamp_(-1, 1)
+        height = len(part) if first.is_cuda else max(1, _CACHE // total)
+        for row, cosine in zip(pieces(part, height), pieces(cosines, height), strict=True):
+            size = sizes[groups[row]].unsqueeze(1)
+            counts = slot < size
+            group = order[starts[groups[row]].unsqueeze(1) + torch.where(counts, slot, 0)]
+            positive = cosine.gather(1, group)
+            hardest = cosine.scatter_(1, group, -torch.inf).topk(hard).indices
+            if second is None:
+                counts = counts & (group != row.unsqueeze(1))
+            yield Block(
+                positive=positive,
+                counts=counts,
+                negative=cosine.scatter_(1, group, -1.0),
+                group=group,
+                positives=counts.sum(1),
+                negatives=total - size.squeeze(1),
+                hardest=hardest,
+            )
+
+
+def measure(links: Iterable[Link], block: Block) -> Measured:
+    """Reduce a block to what is kept of its anchors, for each link."""
+
+    def mean(values: Tensor) -> Tensor:
+        return values.masked_fill(~block.counts, 0.0).sum(1) / block.positives
+
+    pulls = [
+        (*gradients(link, block), chance_scale(link, block.positives, block.negatives)) for link in links
+    ]
+    scale, hardest, chance = (torch.stack(values) for values in zip(*pulls, strict=True))
+    return Measured(
+        positives=block.positives,
+        negatives=block.negatives,
+        cosine=mean(block.positive),
+        local=mean((1 - block.positive.square()) / 2),
+        scale=scale,
+        chance=chance,
+        hardest=hardest,
+    )
+
+
+def gradients(link: Link, block: Block) -> tuple[Tensor, Tensor]:
+    """Each anchor's gradient scale, and the share of its negatives' gradient spent on the hardest.
+
+    The gradient scale is the sum over candidates of |dL/dc_j|: |1/P - p_j| link'(c_j) of a positive,
+    p_j link'(c_j) of a negative. 1/P - p_j is computed as (S/P + (mean(w) - w_j)) / Z, with w the positives'
+    weights and S the sum of the negatives': for one positive it is S/Z, and nothing cancels.
+
+    Shape:
+        both results: [B].
+    """
+    logit, slope = _link(link, block.positive)
+    away, steep = _link(link, block.negative)
+    # The negatives have a maximum of their own: next to a strong positive they would all round to zero.
+    highest = away.amax(1, keepdim=True)
+    weight = away.sub_(highest).exp_().scatter_(1, block.group, 0.0)
+    push = steep * weight
+    pushed = push.sum(1)
+
+    count = block.positives.unsqueeze(1)
+    shift = torch.maximum(highest, logit.masked_fill(~block.counts, -torch.inf).amax(1, keepdim=True))
+    fade = (highest - shift).exp()
+    negatives = weight.sum(1, keepdim=True) * fade
+    positives = (logit - shift).exp().masked_fill(~block.counts, 0.0)
+    mean = positives.sum(1, keepdim=True) / count
+    pull = ((negatives / count + (mean - positives)).abs() * slope).masked_fill(~block.counts, 0.0).sum(1)
+    total = (negatives + count * mean).squeeze(1)
+    scale = (pull + pushed * fade.squeeze(1)) / total
+
+    rank = torch.arange(block.hardest.shape[1], device=push.device)
+    percent = round(1 / HARDEST)
+    chosen = rank < ((block.negatives + percent - 1) // percent).unsqueeze(1)
+    return scale, (push.gather(1, block.hardest) * chosen).sum(1) / pushed
+
+
+def chance_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:
+    """The gradient scale where all cosines are 0, 2 link'(0) M / (P + M): of embeddings that know nothing."""
+    _, slope = _link(link, torch.zeros(1, device=positives.device))
+    return 2 * slope * negatives / (positives + negatives)
+
+
+def optimum_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:
+    """The gradient scale where positives are at 1 and negatives at -1, with nothing left to gain.
+
+    It is (1 - p) (link'(1) + link'(-1)), with 1 - p = M / (M + P exp(link(1) - link(-1))).
+    """
+    logit, slope = _link(link, torch.tensor([1.0, -1.0], device=positives.device))
+    return negatives / (negatives + positives * (logit[0] - logit[1]).exp()) * slope.sum()
+
+
+def _link(link: Link, cosine: Tensor) -> tuple[Tensor, Tensor]:
+    gap, rise = 1 - cosine, 1 + cosine
+    return link.logit(cosine, gap, rise), link.slope(cosine, gap, rise)

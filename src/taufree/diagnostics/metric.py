@@ -1,0 +1,106 @@
+"""The diagnosis as a metric to watch while training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from .anchors import TAUS, blocks, measure, schemes
+from .diagnosis import OPTIMAL, VANISHED
+
+
+class ContrastiveDiagnostics(Metric):
+    """Whether a temperature starves the pairs of the batches seen, see `taufree.diagnostics.diagnosis`.
+
+    Row i of `second` is the positive of row i of `first`, the other rows of `second` in the batch are its
+    negatives. Every value is a mean over all anchors seen, so it describes the batch size that is trained
+    with; on several processes each counts its own batches, and the means are over all of them.
+
+    `compute` returns floats:
+        positive_cosine, negative_cosine: means over the pairs.
+        non_optimal: the share of the anchors whose positive cosine is below 0.95.
+        local_temperature: the mean of (1 - c^2) / 2 over the positives.
+        scale/NAME: the gradient scale, for the schemes "free", "tau=0.05", ...
+        vanished/NAME: the share of the non-optimal anchors whose scale is below 1 % of that at chance.
+        hardest/NAME: the share of the negatives' gradient that is spent on the hardest 1 % of them.
+
+    Args:
+        taus: the temperatures to compare with free.
+        kwargs: those of `torchmetrics.Metric`.
+
+    Shape:
+        first, second: [N, D]; a batch of one row has no negatives and is passed over.
+
+    Example:
+        >>> metric = ContrastiveDiagnostics(taus=[0.05])
+        >>> for step in range(3):
+        ...     metric.update(torch.eye(4, 8), torch.eye(4, 8) + 0.5 * torch.eye(4, 8).roll(1, 1))
+        >>> values = metric.compute()
+        >>> round(values["vanished/free"], 2), round(values["vanished/tau=0.05"], 2)
+        (0.0, 1.0)
+    """
+
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+    anchors: Tensor
+    negatives: Tensor
+    positive_sum: Tensor
+    negative_sum: Tensor
+    local_sum: Tensor
+    non_optimal_sum: Tensor
+    scale_sum: Tensor
+    vanished_sum: Tensor
+    hardest_sum: Tensor
+
+    def __init__(self, taus: Sequence[float] = TAUS, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.schemes = schemes(taus)
+        for name in ("anchors", "negatives"):
+            self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+        for name in ("positive_sum", "negative_sum", "local_sum", "non_optimal_sum"):
+            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+        for name in ("scale_sum", "vanished_sum", "hardest_sum"):
+            self.add_state(name, torch.zeros(len(self.schemes)), dist_reduce_fx="sum")
+
+    @torch.no_grad()
+    def update(self, first: Tensor, second: Tensor) -> None:
+        """Take in a batch of pairs."""
+        if first.ndim != 2 or first.shape != second.shape:
+            raise ValueError(
+                f"first and second must both be [N, D], got {tuple(first.shape)} and {tuple(second.shape)}"
+            )
+        if len(first) < 2:
+            return
+        rows = torch.arange(len(first), device=first.device)
+        for block in blocks(first, second, rows, rows):
+            found = measure(self.schemes.values(), block)
+            non_optimal = found.cosine < OPTIMAL
+            self.anchors += len(found.cosine)
+            self.negatives += found.negatives.sum()
+            self.positive_sum += found.cosine.sum()
+            # The column of the positive holds -1 among the negatives.
+            self.negative_sum += (block.negative.sum(1) + 1).sum()
+            self.local_sum += found.local.sum()
+            self.non_optimal_sum += non_optimal.sum()
+            self.scale_sum += found.scale.sum(1)
+            self.vanished_sum += (non_optimal & (found.scale < VANISHED * found.chance)).sum(1)
+            self.hardest_sum += found.hardest.sum(1)
+
+    def compute(self) -> dict[str, float]:
+        """The means over everything seen since the last reset; NaN before anything was."""
+        values = {
+            "positive_cosine": self.positive_sum / self.anchors,
+            "negative_cosine": self.negative_sum / self.negatives,
+            "non_optimal": self.non_optimal_sum / self.anchors,
+            "local_temperature": self.local_sum / self.anchors,
+        }
+        for number, name in enumerate(self.schemes):
+            values[f"scale/{name}"] = self.scale_sum[number] / self.anchors
+            values[f"vanished/{name}"] = self.vanished_sum[number] / self.non_optimal_sum.clamp(min=1)
+            values[f"hardest/{name}"] = self.hardest_sum[number] / self.anchors
+        return {name: value.item() for name, value in values.items()}

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric, MetricCollection
+
+from taufree.diagnostics.embeddings import diagnose
+from taufree.diagnostics.metric import ContrastiveDiagnostics
+
+TAUS = (0.05, 0.5)
+
+
+def batches(count: int = 3, rows: int = 48) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    views = [torch.randn(2, rows, 16, generator=generator) for _ in range(count)]
+    return [(first, first + 0.6 * other) for first, other in views]
+
+
+def fed(pairs: list[tuple[Tensor, Tensor]]) -> ContrastiveDiagnostics:
+    metric = ContrastiveDiagnostics(taus=TAUS)
+    for first, second in pairs:
+        metric.update(first, second)
+    return metric
+
+
+def test_one_batch_is_what_diagnose_says() -> None:
+    ((first, second),) = batches(1)
+    values, found = fed([(first, second)]).compute(), diagnose(first, second, taus=TAUS)
+    assert values["positive_cosine"] == pytest.approx(found.positive_mean, rel=1e-5)
+    assert values["negative_cosine"] == pytest.approx(found.negative_mean, abs=1e-6)
+    assert values["non_optimal"] == pytest.approx(found.non_optimal)
+    assert 0.05 < values["local_temperature"] < 0.5
+    for scheme in found.schemes:
+        assert values[f"vanished/{scheme.name}"] == pytest.approx(scheme.vanished)
+        assert values[f"hardest/{scheme.name}"] == pytest.approx(scheme.hardest, rel=1e-5)
+        assert scheme.scale["5%"] < values[f"scale/{scheme.name}"] < scheme.scale["95%"]
+    assert values["vanished/tau=0.05"] > 0.5
+    assert values["vanished/free"] == 0.0
+    assert all(type(value) is float for value in values.values())
+
+
+def test_batches_are_averaged_and_reset_forgets() -> None:
+    pairs = batches()
+    metric = fed(pairs)
+    together, alone = metric.compute(), [fed([pair]).compute() for pair in pairs]
+    for name in ("positive_cosine", "negative_cosine", "hardest/free", "scale/tau=0.5"):
+        assert together[name] == pytest.approx(sum(values[name] for values in alone) / 3, rel=1e-4)
+    metric.reset()
+    metric.update(*pairs[0])
+    assert metric.compute() == alone[0]
+
+
+def test_processes_add_up() -> None:
+    pairs = batches(4)
+    one, other = fed(pairs[:1]), fed(pairs[1:])
+    one.merge_state(other)
+    assert one.compute() == pytest.approx(fed(pairs).compute(), rel=1e-5)
+
+
+def test_in_a_collection() -> None:
+    pairs = batches()
+    collection = MetricCollection({"contrast": ContrastiveDiagnostics(taus=TAUS)}, prefix="train/")
+    for first, second in pairs:
+        step = collection(first, second)
+        assert 0 < step["train/positive_cosine"] < 1
+    expected = {f"train/{name}": value for name, value in fed(pairs).compute().items()}
+    assert collection.compute() == pytest.approx(expected)
+    assert set(MetricCollection([fed(pairs), MeanMetric()]).keys()) == {
+        "ContrastiveDiagnostics",
+        "MeanMetric",
+    }
+
+
+def test_gradients_are_left_alone_and_autocast_does_not_reach_in() -> None:
+    ((first, second),) = batches(1)
+    metric = ContrastiveDiagnostics(taus=TAUS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        metric.update(first.clone().requires_grad_(), second)
+    assert metric.compute() == fed([(first, second)]).compute()
+    assert not metric.positive_sum.requires_grad
+
+
+def test_a_single_row_is_passed_over() -> None:
+    pairs = batches(1)
+    assert fed([*pairs, (torch.randn(1, 16), torch.randn(1, 16))]).compute() == fed(pairs).compute()
+
+
+def test_nan_is_not_hidden() -> None:
+    first, second = batches(1)[0]
+    first[3, 2] = torch.nan
+    values = fed([(first, second)]).compute()
+    assert math.isnan(values["positive_cosine"])
+    assert math.isnan(values["scale/free"])
+
+
+def test_it_can_be_saved() -> None:
+    metric = fed(batches())
+    assert pickle.loads(pickle.dumps(metric)).compute() == metric.compute()
+
+
+def test_bad_input() -> None:
+    metric = ContrastiveDiagnostics()
+    with pytest.raises(
+        ValueError, match=r"first and second must both be \[N, D\], got \(2, 3\) and \(3, 3\)"
+    ):
+        metric.update(torch.randn(2, 3), torch.randn(3, 3))
+    with pytest.raises(ValueError, match="tau must be a positive number"):
+        ContrastiveDiagnostics(taus=[0.0])

@@ -1,0 +1,102 @@
+"""The report in a real browser: every plot drawn, the table equal to the results."""
+
+import importlib.util
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from taufree.experiments.figures import accuracy_figure, cosine_figure, link_colours
+from taufree.experiments.recipes.digits import DigitsSettings
+from taufree.experiments.report import table_rows, write_report
+from taufree.experiments.run import Run
+from taufree.experiments.runner import train
+
+TINY = DigitsSettings(epochs=2, batch_size=432)
+LINKS = ("learnable", "1", "free", "0.1")
+
+
+def browser():
+    path = Path(__file__).parents[1] / "diagnostics" / "browser.py"
+    spec = importlib.util.spec_from_file_location("browser", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return [train(Run("digits", link, seed, TINY), folder) for seed in (0, 1) for link in LINKS]
+
+
+def cells(dom, table):
+    """The table's rows as lists of texts, the head first."""
+    body = re.search(rf'<table id="{table}".*?</table>', dom, re.S).group()
+    return [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in re.findall(r"<tr.*?</tr>", body, re.S)
+    ]
+
+
+def test_the_page_as_a_browser_shows_it(lines, tmp_path):
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dom, errors = browser().rendered(write_report(lines, tmp_path / "report.html"))
+    assert errors == []
+    figures = ["accuracy-knn", "accuracy-linear", "loss", "cosines", "gradient-scale", "histogram"]
+    for name in figures:
+        assert re.search(rf'<div id="{name}"[^>]*class="[^"]*js-plotly-plot', dom), name
+    assert dom.count("js-plotly-plot") >= len(figures)
+
+    stored = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    head, *rows = cells(dom, "results")
+    assert head == ["link", "knn", "linear", "seeds", "note"]
+    assert [row[0] for row in rows] == ["free", "tau 0.1", "tau 1", "learnable tau"]
+    for row, link in zip(rows, ("free", "0.1", "1", "learnable"), strict=True):
+        for column, metric in ((1, "knn"), (2, "linear")):
+            figures = [line["metrics"][metric] for line in stored if line["link"] == link]
+            assert row[column] == f"{statistics.mean(figures):.2f} ± {statistics.stdev(figures):.2f}"
+        assert row[3] == "2"
+    assert "free minus tau" in dom
+    assert ["epochs", "2"] in cells(dom, "facts")
+
+
+def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(lines):
+    rows = {row["link"]: row["note"] for row in table_rows(lines)}
+    assert rows["free"] == "no temperature"
+    assert sorted(" ".join([rows["tau 0.1"], rows["tau 1"]]).split()).count("best") in (1, 2)
+    ended = [line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == "learnable"]
+    assert rows["learnable tau"] == f"ended at tau {statistics.mean(ended):.3f}"
+
+
+def test_the_accuracy_figure_holds_the_means(lines):
+    traces = {trace.name: trace for trace in accuracy_figure(lines, "knn").data}
+    mean = {
+        link: statistics.mean(line["metrics"]["knn"] for line in lines if line["link"] == link)
+        for link in LINKS
+    }
+    assert list(traces["fixed tau"].x) == [0.1, 1.0]
+    assert list(traces["fixed tau"].y) == pytest.approx([mean["0.1"], mean["1"]])
+    assert list(traces["free"].y) == pytest.approx([mean["free"]] * 2)
+    assert list(traces["learnable tau, where it ended"].y) == pytest.approx([mean["learnable"]])
+
+
+def test_the_histograms_hold_all_pairs(lines):
+    bars = [trace for trace in cosine_figure(lines).data if trace.type == "bar"]
+    assert len(bars) == 2 * len(LINKS)
+    assert all(sum(bar.y) == pytest.approx(100) for bar in bars)
+
+
+@pytest.mark.parametrize("link", ["free", "0.1", "learnable"])
+def test_a_single_link_and_seed_make_a_page_too(lines, tmp_path, link):
+    one = [line for line in lines if line["link"] == link and line["seed"] == 0]
+    page = write_report(one, tmp_path / "report.html").read_text()
+    assert one[0]["metrics"]["knn"] == pytest.approx(float(table_rows(one)[0]["knn"]), abs=0.005)
+    assert "free minus" not in page
+
+
+def test_links_have_colours_of_their_own(lines):
+    colours = link_colours(lines)
+    assert list(colours) == ["free", "0.1", "1", "learnable"]
+    assert len(set(colours.values())) == 4

@@ -1,0 +1,150 @@
+"""The runner: paired seeds, resuming bit for bit, precision, and what a line holds."""
+
+import json
+
+import pytest
+import torch
+
+from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.recipes.digits import Digits, DigitsSettings
+from taufree.experiments.results import KEYS
+from taufree.experiments.run import BadInputError, Run
+from taufree.experiments.runner import Training, seed_everything, train
+
+TINY = DigitsSettings(epochs=3, batch_size=432)
+
+
+def tiny(link="free", seed=0, **changes):
+    return Run("digits", link, seed, **{"settings": TINY, **changes})
+
+
+class Recorded(Digits):
+    """Keeps the batches it was trained on."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.seen = []
+
+    def step(self, model, batch, link):
+        self.seen.append(torch.stack(batch))
+        return super().step(model, batch, link)
+
+
+def begun(run):
+    recipe = Recorded(run.settings)
+    recipe.load(None)
+    return Training(run, recipe)
+
+
+def equal(line, other):
+    return all(line[key] == other[key] for key in KEYS if key != "seconds")
+
+
+def test_seeds_are_paired():
+    trainings = [begun(tiny(link)) for link in ("free", "0.1", "learnable")]
+    initial = [{name: value.clone() for name, value in one.weights.state_dict().items()} for one in trainings]
+    for training in trainings:
+        for _ in range(2):
+            training.train_epoch()
+    first = trainings[0]
+    assert len(first.recipe.seen) == 6
+    for training, weights in zip(trainings[1:], initial[1:], strict=True):
+        assert all(torch.equal(initial[0][name], weights[name]) for name in weights)
+        assert all(torch.equal(x, y) for x, y in zip(first.recipe.seen, training.recipe.seen, strict=True))
+        assert training.curves["loss"] != first.curves["loss"]
+
+
+def test_another_seed_has_other_weights_and_batches_and_so_has_another_epoch():
+    one, two = begun(tiny(seed=0)), begun(tiny(seed=1))
+    assert not torch.equal(one.weights.encoder[1].weight, two.weights.encoder[1].weight)
+    for training in (one, two):
+        training.train_epoch()
+    one.train_epoch()
+    assert not torch.equal(one.recipe.seen[0], two.recipe.seen[0])
+    assert not torch.equal(one.recipe.seen[0], one.recipe.seen[3])
+
+
+def test_seeds_of_different_parts_differ():
+    numbers = {
+        seed_everything(seed, part, number) for seed in (0, 1) for part in ("a", "b") for number in (0, 1)
+    }
+    assert len(numbers) == 8
+
+
+def test_a_line_has_the_keys_and_one_value_per_epoch(tmp_path):
+    line = train(tiny(), tmp_path)
+    assert tuple(line) == KEYS
+    assert line["settings"] == {**TINY.__dict__, "precision": "32-true"}
+    for curve in ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "temperature_at_zero"):
+        assert len(line["curves"][curve]) == 3
+    assert line["curves"]["loss"][2] < line["curves"]["loss"][0]
+    assert sum(line["curves"]["positive_histogram"]) == 3 * 256
+    assert line["hardware"]["device"] == "cpu"
+    assert {"python", "torch", "lightning", "taufree"} <= set(line["versions"])
+    assert json.loads(json.dumps(line, allow_nan=False)) == line
+
+
+@pytest.mark.parametrize("link", ["free", "learnable"])
+def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, link):
+    def break_off(epoch, loss):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    whole = train(tiny(link), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(link), tmp_path / "broken", every=0, watch=break_off)
+    epochs = []
+    resumed = train(tiny(link), tmp_path / "broken", watch=lambda epoch, loss: epochs.append(epoch))
+    assert epochs == [3]
+    assert equal(resumed, whole)
+    assert resumed["seconds"] > 0
+
+
+def test_a_run_killed_in_its_evaluation_does_not_train_again(tmp_path):
+    whole = train(tiny(), tmp_path)
+    epochs = []
+    assert equal(train(tiny(), tmp_path, watch=lambda epoch, loss: epochs.append(epoch)), whole)
+    assert epochs == []
+
+
+def test_the_learnable_temperature_is_trained_without_weight_decay():
+    training = begun(tiny("learnable"))
+    group = training.optimizer.param_groups[-1]
+    assert group["params"] == [training.link.log_scale]
+    assert group["weight_decay"] == 0
+    assert training.optimizer.param_groups[0]["weight_decay"] > 0
+    before = training.link.tau
+    training.train_epoch()
+    assert training.link.tau != before
+    assert training.curves["temperature_at_zero"] == [pytest.approx(training.link.tau, rel=1e-5)]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-mixed", torch.float32)])
+def test_other_precisions_train_and_resume(tmp_path, precision, dtype):
+    run = tiny(precision=precision)
+    training = begun(run)
+    assert training.weights.encoder[1].weight.dtype == dtype
+    exact = train(tiny(), tmp_path / "32")
+    line = train(run, tmp_path / precision)
+    assert line["settings"]["precision"] == precision
+    assert line["curves"]["loss"] != exact["curves"]["loss"]
+    assert line["curves"]["loss"] == pytest.approx(exact["curves"]["loss"], rel=0.02)
+    assert equal(train(run, tmp_path / precision), line)
+
+
+def test_checkpoints_are_not_mixed_up(tmp_path):
+    runs = [tiny(), tiny(seed=1), tiny("0.1"), tiny(precision="64-true"), tiny(settings=DigitsSettings())]
+    assert len({run.slug for run in runs}) == len({run.key for run in runs}) == 5
+    train(runs[0], tmp_path)
+    assert Checkpoint(tmp_path / runs[1].slug).load(Digits(TINY).model()) is None
+
+
+def test_a_loss_that_is_no_number_is_named(tmp_path):
+    run = tiny(settings=DigitsSettings(epochs=3, batch_size=432, learning_rate=float("inf")))
+    with pytest.raises(FloatingPointError, match="the loss became nan in epoch 1"):
+        train(run, tmp_path)
+
+
+def test_data_that_do_not_fit_are_the_users_to_mend(tmp_path):
+    with pytest.raises(BadInputError, match="batch_size must be at most 1297, got 1500"):
+        train(tiny(settings=DigitsSettings(batch_size=1500)), tmp_path)

@@ -1,0 +1,107 @@
+"""The sweep: killed in the middle it loses nothing, and what is done is not done again."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import taufree
+from taufree.experiments.recipes.digits import DigitsSettings
+from taufree.experiments.results import KEYS
+from taufree.experiments.run import Run
+from taufree.experiments.runner import train
+from taufree.experiments.sweep import sweep
+
+SETTINGS = DigitsSettings(epochs=40, batch_size=432)
+TINY = DigitsSettings(epochs=1, batch_size=432)
+# A checkpoint after every epoch, so that the kill falls between two of them, or into one.
+SCRIPT = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from taufree.experiments.recipes.digits import DigitsSettings
+from taufree.experiments.run import Run
+from taufree.experiments.sweep import sweep
+
+if __name__ == "__main__":
+    run = Run("digits", "learnable", 3, DigitsSettings(epochs=40, batch_size=432))
+    sweep([run], Path(sys.argv[1]), console=Console(stderr=True), every=0)
+"""
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_result_bit_for_bit(tmp_path):
+    out = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1])}
+    command = [sys.executable, "-c", SCRIPT, str(out)]
+    process = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("checkpoints/*/epoch-1[0-9]")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "results.jsonl").exists()
+    (left,) = (out / "checkpoints").iterdir()
+    assert left.name.startswith("digits-learnable-seed3-")
+
+    subprocess.run(command, env=environment, check=True)
+    (resumed,) = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    assert not (out / "checkpoints").exists()
+    # Sums depend on the number of threads, which the sweep sets to that of the cores.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(resumed["hardware"]["threads"])
+    try:
+        whole = train(Run("digits", "learnable", 3, SETTINGS), tmp_path / "whole")
+    finally:
+        torch.set_num_threads(threads)
+    assert {key: resumed[key] for key in KEYS if key != "seconds"} == {
+        key: whole[key] for key in KEYS if key != "seconds"
+    }
+
+
+def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
+    runs = [Run("digits", link, seed, TINY) for seed in (0, 1) for link in ("free", "0.5")]
+    path, log = tmp_path / "results.jsonl", io.StringIO()
+    console = Console(file=log, width=200)
+    first = sweep(runs, tmp_path, jobs=2, console=console)
+    assert (first.done, first.failed, first.interrupted) == (4, {}, False)
+    assert {(line["link"], line["seed"]) for line in first.lines} == {(run.link, run.seed) for run in runs}
+    assert log.getvalue().count(" s)\n") == 4
+    before = path.read_text()
+
+    again = sweep(runs, tmp_path, jobs=2, console=console)
+    assert "4 of 4 runs are already in" in log.getvalue()
+    assert path.read_text() == before
+    assert again.lines == first.lines
+
+    whole = before.splitlines()
+    path.write_text("\n".join([whole[0], whole[1][:100], *whole[2:]]) + "\n")
+    lost = json.loads(whole[1])
+    repaired = sweep(runs, tmp_path, console=console)
+    assert f"{path}:2: this line is not whole JSON" in log.getvalue()
+    assert "3 of 4 runs are already in" in log.getvalue()
+    assert repaired.done == 4
+    assert (tmp_path / "results.damaged.jsonl").read_text() == whole[1][:100] + "\n"
+    redone = json.loads(path.read_text().splitlines()[-1])
+    assert (redone["link"], redone["seed"]) == (lost["link"], lost["seed"])
+
+
+def test_lines_of_other_settings_stay_out_of_the_outcome(tmp_path):
+    console = Console(file=io.StringIO())
+    line = {**dict.fromkeys(KEYS, 0), "recipe": "digits", "metrics": {"knn": 1.0}, "curves": {}}
+    run = Run("digits", "free", 0, TINY)
+    same = {**line, "link": "free", "seed": 0, "settings": run.recorded_settings}
+    more = {**line, "link": "0.1", "seed": 7, "settings": run.recorded_settings}
+    other = {**line, "link": "free", "seed": 0, "settings": {**run.recorded_settings, "epochs": 9}}
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (same, more, other)))
+    outcome = sweep([run], tmp_path, console=console)
+    assert outcome.lines == [same, more]
+    assert outcome.done == 1

@@ -1,0 +1,41 @@
+"""Workers: a run that fails, or takes its process down, costs that run alone."""
+
+import multiprocessing
+
+from taufree.experiments.recipes.digits import DigitsSettings
+from taufree.experiments.run import Run
+from taufree.experiments.workers import work
+
+TINY = DigitsSettings(epochs=2, batch_size=432)
+BROKEN = DigitsSettings(epochs=2, batch_size=432, learning_rate=float("inf"))
+
+
+def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(tmp_path):
+    runs = [Run("digits", "free", 0, TINY), Run("digits", "free", 0, BROKEN), Run("digits", "0.5", 0, TINY)]
+    told = {run: [] for run in runs}
+    for event in work(runs, tmp_path, jobs=1, every=30):
+        told[event.run].append(event)
+        if event.run == runs[0] and event.kind == "begun":
+            (child,) = multiprocessing.active_children()
+            child.kill()
+    killed, failed, good = told.values()
+    assert [event.kind for event in killed] == ["begun", "failed"]
+    assert killed[-1].value == "its process ended with exit code -9"
+    assert [event.kind for event in failed] == ["begun", "failed"]
+    assert "the loss became nan in epoch 1" in failed[-1].value
+    assert [event.kind for event in good] == ["begun", "epoch", "epoch", "done"]
+    assert [event.value[0] for event in good[1:3]] == [1, 2]
+    assert good[-1].value["link"] == "0.5"
+    assert not multiprocessing.active_children()
+
+
+def test_closing_the_iterator_stops_the_workers(tmp_path):
+    events = work([Run("digits", "free", 0, TINY)], tmp_path, jobs=1, every=30)
+    assert next(events).kind == "begun"
+    assert len(multiprocessing.active_children()) == 1
+    events.close()
+    assert not multiprocessing.active_children()
+
+
+def test_no_runs_start_no_process(tmp_path):
+    assert list(work([], tmp_path, jobs=1, every=30)) == []

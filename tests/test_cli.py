@@ -1,0 +1,210 @@
+"""The command line: what it teaches, what it refuses, how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import taufree
+from taufree.cli import build
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1]), "COLUMNS": "120"}
+ENTRY = [sys.executable, "-c", "from taufree.cli import main; main()"]
+
+
+def taufree_command(*arguments, **options):
+    return subprocess.run(
+        [*ENTRY, *arguments], env=ENVIRONMENT, capture_output=True, text=True, check=False, **options
+    )
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(build(), list(arguments), prog_name="taufree", env={"COLUMNS": "120"})
+
+
+def test_version_and_help():
+    assert invoke("--version").output == f"taufree {taufree.__version__}\n"
+    page = invoke("--help")
+    assert page.exit_code == 0
+    assert all(command in page.output for command in ("run", "figures", "diagnose"))
+
+
+def test_help_teaches():
+    page = invoke("run", "--help").output
+    for word in (
+        "--links",
+        "--seeds",
+        "--epochs",
+        "--batch-size",
+        "--device",
+        "--precision",
+        "--data",
+        "--out",
+    ):
+        assert word in page
+    assert "taufree run digits --links free,0.07,0.2 --seeds 5" in page
+    assert "TAUFREE_DATA" in page
+    assert "130 interrupted" in page
+    assert "taufree diagnose image.npy text.npy" in invoke("diagnose", "--help").output
+    assert "taufree figures --out" in invoke("figures", "--help").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "cifar"], "recipe must be one of digits, got 'cifar'."),
+        (["run", "--links", "free,warm"], "got 'warm'."),
+        (["run", "--links", "0"], "got '0'."),
+        (["run", "--epochs", "0"], "epochs must be at least 1, got 0."),
+        (["run", "--batch-size", "1"], "batch_size must be at least 2, got 1."),
+        (["run", "--device", "abacus"], "got 'abacus'."),
+        (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
+        (["diagnose", "absent.npy"], "absent.npy does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
+    found = invoke(*arguments)
+    assert found.exit_code == 2
+    assert found.stdout == ""
+    assert found.stderr.count("\n") == 1
+    assert found.stderr.startswith("taufree: ")
+    assert sentence in found.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "--seeds", "0"], ["run", "--jobs", "x"], ["run", "--lnks", "free"], ["walk"]]
+)
+def test_options_that_do_not_exist_or_fit_are_exit_code_2(arguments):
+    found = invoke(*arguments)
+    assert found.exit_code == 2
+    assert "Traceback" not in found.stderr
+    assert "Error: " in found.stderr
+
+
+def test_a_sweep_from_the_shell(tmp_path):
+    out = tmp_path / "out"
+    arguments = [
+        "run",
+        "digits",
+        "--links",
+        "free,0.5",
+        "--seeds",
+        "2",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "432",
+    ]
+    arguments += ["--device", "cpu", "--jobs", "2", "--out", str(out)]
+    found = taufree_command(*arguments)
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {(line["link"], line["seed"]) for line in lines} == {
+        ("free", 0),
+        ("free", 1),
+        ("0.5", 0),
+        ("0.5", 1),
+    }
+    knn = [line["metrics"]["knn"] for line in lines if line["link"] == "free"]
+    assert f"{sum(knn) / 2:.2f} ±" in found.stdout
+    assert "knn: free minus tau 0.5 is" in found.stdout
+    assert f"Report: {out / 'report.html'}" in found.stdout
+    assert (out / "report.html").stat().st_size > 1e6
+    assert not (out / "checkpoints").exists()
+
+    assert (out / "report.html").unlink() is None
+    again = invoke(*arguments)
+    assert again.exit_code == 0
+    assert "4 of 4 runs are already in" in again.stderr
+    assert again.stdout == found.stdout
+    assert (out / "report.html").exists()
+
+
+def test_a_failing_run_is_exit_code_2_where_the_input_is_wrong(tmp_path):
+    found = taufree_command("run", "--links", "free", "--batch-size", "1500", "--out", str(tmp_path))
+    assert found.returncode == 2
+    assert found.stderr.splitlines()[-1] == "taufree: batch_size must be at most 1297, got 1500."
+    assert "Traceback" not in found.stderr
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+    command = [*ENTRY, "run", "--links", "free,0.5", "--seeds", "50", "--epochs", "2", "--batch-size", "432"]
+    process = subprocess.Popen(
+        [*command, "--device", "cpu", "--out", str(tmp_path)],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    results = tmp_path / "results.jsonl"
+    deadline = time.monotonic() + 120
+    while not (results.exists() and results.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert 2 <= len(lines) < 100
+    assert f"Stopped. {len(lines)} of 100 runs are in {results}" in errors
+    assert "give the same command again to go on" in errors
+    assert "Traceback" not in errors
+    assert (tmp_path / "report.html").exists()
+
+
+def test_figures(tmp_path):
+    found = invoke("figures", "--out", str(tmp_path / "figures"))
+    assert found.exit_code == 0
+    drawn = found.stdout.splitlines()
+    assert drawn
+    assert all(Path(path).stat().st_size > 1000 for path in drawn)
+
+
+def test_diagnose(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    np.save(tmp_path / "a.npy", rows)
+    np.save(tmp_path / "b.npy", rows + 0.1)
+    found = invoke(
+        "diagnose", str(tmp_path / "a.npy"), str(tmp_path / "b.npy"), "--out", str(tmp_path / "out")
+    )
+    assert found.exit_code == 0
+    *summary, last = found.stdout.splitlines()
+    assert summary
+    page = Path(last.removeprefix("Page: "))
+    assert page.is_relative_to(tmp_path / "out")
+    assert page.exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [("typer", []), ("rich", ["--help"]), ("lightning", ["run"]), ("sklearn", ["run"])],
+)
+def test_a_missing_extra_is_named_with_its_cure(tmp_path, missing, arguments):
+    code = f"import sys; sys.modules[{missing!r}] = None; from taufree.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    found = subprocess.run(
+        command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert found.returncode == 2
+    assert missing in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert found.stderr.strip().endswith('pip install "taufree[cli]"')
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from taufree.cli import build; from typer.testing import CliRunner; "
+        "assert CliRunner().invoke(build(), ['run', '--help']).exit_code == 0; "
+        "print([m for m in ('lightning', 'sklearn', 'pandas', 'plotly', 'matplotlib') if m in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[]\n"
