@@ -127,9 +127,31 @@ def test_a_sweep_from_the_shell(tmp_path):
     assert (out / "report.html").exists()
 
 
-def test_a_failing_run_is_exit_code_2_where_the_input_is_wrong(tmp_path):
-    found = taufree_command("run", "--links", "free", "--batch-size", "1500", "--out", str(tmp_path))
-    assert found.returncode == 2
+def test_a_failed_run_is_named_and_does_not_stop_the_others(tmp_path):
+    arguments = [
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "128",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    found = invoke("run", "--links", "1e-300,0.5", *arguments)
+    assert found.exit_code == 1
+    assert "tau 1e-300, seed 0 failed: the loss became nan in epoch 1." in found.stderr
+    assert "1 of 2 runs failed" in found.stderr
+    assert "tau 0.5" in found.stdout
+    (line,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert line["link"] == "0.5"
+
+
+def test_what_only_the_data_can_tell_is_bad_input_too(tmp_path):
+    found = invoke("run", "--links", "free", "--batch-size", "1500", "--out", str(tmp_path))
+    assert found.exit_code == 2
     assert found.stderr.splitlines()[-1] == "taufree: batch_size must be at most 1297, got 1500."
     assert "Traceback" not in found.stderr
 

@@ -7,8 +7,9 @@ Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, Optional
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 try:
     import typer
@@ -29,21 +30,24 @@ def run(
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
     ] = "free,0.1,0.25,0.5,1,learnable",
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds each link is trained with.")] = 3,
-    epochs: Annotated[Optional[int], typer.Option(help="Passes over the data.  [default: the recipe's]")] = None,
-    batch_size: Annotated[Optional[int], typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the recipe's]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true, ...")] = "32-true",
     data: Annotated[
-        Optional[Path], typer.Option(envvar="TAUFREE_DATA", help="Folder of the recipe's data; digits needs none.")
+        Path | None,
+        typer.Option(envvar="TAUFREE_DATA", help="Folder of the recipe's data; digits needs none."),
     ] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Folder of results and report.  [default: runs/RECIPE]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of results and report.  [default: runs/RECIPE]")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
 ) -> None:
     """Train with each link side by side, and compare.
 
-    Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each finished
-    run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again, goes on where
-    it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
+    Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each
+    finished run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again,
+    goes on where it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
 
     \b
     Examples:
@@ -53,6 +57,7 @@ def run(
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
+    _need("lightning")  # only the workers import it, and this is the place to say that it is missing
     from taufree.experiments.environment import choose_device
     from taufree.experiments.link_names import parse_links
     from taufree.experiments.recipe import find_recipe
@@ -71,7 +76,9 @@ def run(
         device = choose_device(device, precision)
     except ValueError as error:
         _refuse(error)
-    runs = [Run(recipe, link, seed, settings, precision, device, data) for seed in range(seeds) for link in names]
+    runs = [
+        Run(recipe, link, seed, settings, precision, device, data) for seed in range(seeds) for link in names
+    ]
     try:
         outcome = sweep(runs, out, jobs=jobs, console=console)
     except BadInputError as error:
@@ -96,9 +103,11 @@ def run(
 
 
 def figures(
-    out: Annotated[Path, typer.Option(help="Folder to draw into; made if it is not there.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(help="Folder to draw into; made if it is not there.")] = Path(
+        "figures"
+    ),
 ) -> None:
-    """Draw the paper's figures of gradient scales from the closed forms.
+    """Draw the paper's figures from the closed forms.
 
     \b
     Example:
@@ -115,11 +124,15 @@ def figures(
 
 def diagnose(
     file: Annotated[Path, typer.Argument(help="Embeddings: .npy, .npz, .safetensors or .parquet.")],
-    second: Annotated[Optional[Path], typer.Argument(help="Their positives, row by row.")] = None,
-    labels: Annotated[Optional[Path], typer.Option(help="Integer labels; rows that share one are positives.")] = None,
+    second: Annotated[Path | None, typer.Argument(help="Their positives, row by row.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Integer labels; rows that share one are positives.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("diagnosis"),
 ) -> None:
-    """Is my temperature hurting me? What each temperature, and none, would do with these embeddings.
+    """Say whether a temperature hurts given embeddings.
+
+    Shows what each temperature, and none, would do with them.
 
     FILE may hold two arrays (the two views), or one with SECOND or --labels beside it.
 
@@ -182,13 +195,19 @@ def _show_version(asked: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Contrastive learning without a temperature: compare, draw, diagnose.
 
     Start with: taufree run
     """
+
+
+def _need(package: str) -> None:
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(name=package)
 
 
 def _refuse(reason: object) -> NoReturn:

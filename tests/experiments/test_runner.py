@@ -11,7 +11,16 @@ from taufree.experiments.results import KEYS
 from taufree.experiments.run import BadInputError, Run
 from taufree.experiments.runner import Training, seed_everything, train
 
-TINY = DigitsSettings(epochs=3, batch_size=432)
+TINY = DigitsSettings(epochs=3, batch_size=128)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small tensors gain nothing from threads, and lose much where other programs want the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def tiny(link="free", seed=0, **changes):
@@ -47,7 +56,7 @@ def test_seeds_are_paired():
         for _ in range(2):
             training.train_epoch()
     first = trainings[0]
-    assert len(first.recipe.seen) == 6
+    assert len(first.recipe.seen) == 20
     for training, weights in zip(trainings[1:], initial[1:], strict=True):
         assert all(torch.equal(initial[0][name], weights[name]) for name in weights)
         assert all(torch.equal(x, y) for x, y in zip(first.recipe.seen, training.recipe.seen, strict=True))
@@ -61,7 +70,7 @@ def test_another_seed_has_other_weights_and_batches_and_so_has_another_epoch():
         training.train_epoch()
     one.train_epoch()
     assert not torch.equal(one.recipe.seen[0], two.recipe.seen[0])
-    assert not torch.equal(one.recipe.seen[0], one.recipe.seen[3])
+    assert not torch.equal(one.recipe.seen[0], one.recipe.seen[10])
 
 
 def test_seeds_of_different_parts_differ():
@@ -78,7 +87,7 @@ def test_a_line_has_the_keys_and_one_value_per_epoch(tmp_path):
     for curve in ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "temperature_at_zero"):
         assert len(line["curves"][curve]) == 3
     assert line["curves"]["loss"][2] < line["curves"]["loss"][0]
-    assert sum(line["curves"]["positive_histogram"]) == 3 * 256
+    assert sum(line["curves"]["positive_histogram"]) == 10 * 128
     assert line["hardware"]["device"] == "cpu"
     assert {"python", "torch", "lightning", "taufree"} <= set(line["versions"])
     assert json.loads(json.dumps(line, allow_nan=False)) == line
@@ -140,7 +149,7 @@ def test_checkpoints_are_not_mixed_up(tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_named(tmp_path):
-    run = tiny(settings=DigitsSettings(epochs=3, batch_size=432, learning_rate=float("inf")))
+    run = tiny(settings=DigitsSettings(epochs=3, batch_size=128, learning_rate=float("inf")))
     with pytest.raises(FloatingPointError, match="the loss became nan in epoch 1"):
         train(run, tmp_path)
 

@@ -1,0 +1,180 @@
+"""The figures of the training report, each from the lines of one sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.subplots import make_subplots
+
+from taufree.diagnostics.theory import free_scale, temperature_scale
+from taufree.experiments.link_names import describe, in_order, temperature_of
+from taufree.experiments.results import Line
+from taufree.experiments.summary import spreads
+
+_NAMED_COLOURS = {"free": "#d1495b", "learnable": "#2a9d8f"}
+_BLUES = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")
+
+
+def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
+    """A metric by temperature; free as a line with its spread across, learnable where it ended."""
+    found = spreads(lines)
+    colours = link_colours(lines)
+    fig = go.Figure()
+    fixed = [link for link in found if temperature_of(link) is not None]
+    learnt = final_temperature(lines, "learnable")
+    marks = [*(float(link) for link in fixed), *([learnt] if learnt else [])] or [0.1, 1.0]
+    ends = [min(marks) / 1.3, max(marks) * 1.3]
+    if free := found.get("free"):
+        mean, std = free[metric].mean, free[metric].std or 0.0
+        fig.add_scatter(
+            x=[*ends, *reversed(ends)],
+            y=[mean - std] * 2 + [mean + std] * 2,
+            fill="toself",
+            fillcolor="rgba(209,73,91,0.15)",
+            mode="lines",
+            line={"width": 0},
+            hoverinfo="skip",
+            name="free, ± 1 std",
+        )
+        fig.add_scatter(
+            x=ends, y=[mean] * 2, mode="lines", name="free", line={"color": colours["free"], "width": 2}
+        )
+    if fixed:
+        fig.add_scatter(
+            x=[float(link) for link in fixed],
+            y=[found[link][metric].mean for link in fixed],
+            error_y={"array": [found[link][metric].std or 0.0 for link in fixed]},
+            mode="lines+markers",
+            marker={"size": 9},
+            line={"color": _BLUES[2]},
+            name="fixed tau",
+        )
+    if learnt:
+        fig.add_scatter(
+            x=[learnt],
+            y=[found["learnable"][metric].mean],
+            error_y={"array": [found["learnable"][metric].std or 0.0]},
+            mode="markers",
+            marker={"size": 11, "symbol": "diamond", "color": colours["learnable"]},
+            name="learnable tau, where it ended",
+        )
+    fig.update_xaxes(
+        type="log",
+        range=[float(np.log10(end)) for end in ends],
+        title="temperature (log scale)",
+        tickvals=[float(link) for link in fixed],
+        ticktext=fixed,
+    )
+    fig.update_yaxes(title=metric)
+    return fig
+
+
+def curve_figure(
+    lines: Sequence[Line], curves: dict[str, str], title: str, *, log: bool = False
+) -> go.Figure:
+    """Curves of training, the mean over the seeds of each link.
+
+    Args:
+        curves: names of curves, each with the line style it is drawn in; links have the colours.
+        title: the title of the y axis.
+    """
+    fig = go.Figure()
+    for link, colour in link_colours(lines).items():
+        for number, (curve, dash) in enumerate(curves.items()):
+            mean = np.mean([line["curves"][curve] for line in lines if line["link"] == link], axis=0)
+            fig.add_scatter(
+                x=list(range(1, len(mean) + 1)),
+                y=mean.tolist(),
+                mode="lines" if len(mean) > 1 else "markers",
+                name=describe(link),
+                legendgroup=link,
+                showlegend=number == 0,
+                line={"color": colour, "dash": dash, "width": 3 if link == "free" else 1.8},
+            )
+    fig.update_xaxes(title="epoch")
+    fig.update_yaxes(title=title)
+    if log:
+        ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]
+        fig.update_yaxes(type="log", tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
+    return fig
+
+
+def cosine_figure(lines: Sequence[Line]) -> go.Figure:
+    """For each link a panel: where the cosines ended, and the gradient scale that the link has there."""
+    colours = link_colours(lines)
+    fig = make_subplots(
+        rows=len(colours),
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.28 / len(colours),
+        subplot_titles=[describe(link) for link in colours],
+        specs=[[{"secondary_y": True}]] * len(colours),
+    )
+    for row, (link, colour) in enumerate(colours.items(), start=1):
+        of_link = [line["curves"] for line in lines if line["link"] == link]
+        for kind, fill in (("negative", "#b8c0c8"), ("positive", colour)):
+            counts = np.sum([curves[f"{kind}_histogram"] for curves in of_link], axis=0)
+            edges = np.linspace(-1, 1, len(counts) + 1)
+            fig.add_bar(
+                x=((edges[1:] + edges[:-1]) / 2).tolist(),
+                y=(100 * counts / counts.sum()).tolist(),
+                width=2 / len(counts),
+                marker={"color": fill, "line": {"width": 0}},
+                opacity=0.75,
+                name=f"{kind} pairs, % (left axis)",
+                legendgroup=kind,
+                showlegend=row == 1,
+                row=row,
+                col=1,
+            )
+        c, scale = _scale_curve(lines, link, int(of_link[0]["candidates"]))
+        fig.add_scatter(
+            x=c.tolist(),
+            y=scale.tolist(),
+            mode="lines",
+            line={"color": "#1f2933", "width": 2},
+            name="gradient scale (right axis)",
+            legendgroup="scale",
+            showlegend=row == 1,
+            row=row,
+            col=1,
+            secondary_y=True,
+        )
+    fig.update_layout(
+        title=" ",  # the page leaves room above a figure with a title, which the first panel's name needs
+        barmode="overlay",
+        bargap=0,
+        height=150 * len(colours) + 150,
+    )
+    fig.update_yaxes(rangemode="tozero", nticks=4)
+    fig.update_yaxes(secondary_y=True, showgrid=False, tickmode="auto", nticks=3)
+    fig.update_xaxes(range=[-1, 1])
+    fig.update_xaxes(title="cosine of a pair", row=len(colours), col=1)
+    return fig
+
+
+def link_colours(lines: Sequence[Line]) -> dict[str, str]:
+    """A colour for each link, in order; temperatures go from light to dark blue."""
+    links = in_order({line["link"] for line in lines})
+    fixed = [link for link in links if temperature_of(link) is not None]
+    places = np.linspace(0, len(_BLUES) - 1, max(len(fixed), 2)).round().astype(int)
+    blues = {link: _BLUES[place] for link, place in zip(fixed, places, strict=False)}
+    return {link: blues.get(link) or _NAMED_COLOURS.get(link, "#7b5ea7") for link in links}
+
+
+def final_temperature(lines: Sequence[Line], link: str) -> float | None:
+    """The mean over seeds of 1 / link'(0) at the end of training, None where the link was not run."""
+    ends = [line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == link]
+    return float(np.mean(ends)) if ends else None
+
+
+def _scale_curve(
+    lines: Sequence[Line], link: str, candidates: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    c = np.linspace(0, 1, 201)
+    if link == "free":
+        return c, free_scale(c, candidates)
+    return c, temperature_scale(c, final_temperature(lines, link) or 1.0, candidates)

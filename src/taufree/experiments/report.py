@@ -1,0 +1,149 @@
+"""The training report: one page for a reader who has never heard of a temperature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from taufree.diagnostics.page import Page
+from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, final_temperature
+from taufree.experiments.link_names import describe
+from taufree.experiments.recipe import find_recipe
+from taufree.experiments.results import Line
+from taufree.experiments.summary import best_temperature, free_against_best, spreads
+
+
+def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """The result table: one row per link, with mean ± std of every metric, the seeds and what stands out."""
+    found = spreads(lines)
+    metrics = list(next(iter(found.values())))
+    best = {metric: best_temperature(lines, metric) for metric in metrics}
+    rows = []
+    for link, of_link in found.items():
+        leads = [metric for metric in metrics if best[metric] == link]
+        note = f"best tau: {', '.join(leads)}" if leads else ""
+        if link == "free":
+            note = "no temperature"
+        elif link == "learnable":
+            note = f"ended at tau {final_temperature(lines, link):.3f}"
+        figures = {metric: str(of_link[metric]) for metric in metrics}
+        rows.append(
+            {"link": describe(link), **figures, "seeds": str(of_link[metrics[0]].seeds), "note": note}
+        )
+    return rows
+
+
+def stressed_rows(rows: Sequence[dict[str, str]]) -> set[int]:
+    """The rows of the free link and of the best temperatures."""
+    return {
+        number for number, row in enumerate(rows) if row["link"] == "free" or row["note"].startswith("best")
+    }
+
+
+def write_report(lines: Sequence[Line], path: Path) -> Path:
+    """Write the page of one sweep (one recipe, one choice of settings) and return its path."""
+    recipe = find_recipe(lines[0]["recipe"])
+    links = len({line["link"] for line in lines})
+    page = Page(
+        f"With and without a temperature: {recipe.title}",
+        f"The same network, trained with {links} different ways to turn a similarity into a score, "
+        "everything else being equal.",
+    )
+    page.text(
+        "The network learns without labels: two randomly changed copies of the same example (a positive "
+        "pair) should get similar vectors, copies of different examples (negative pairs) should not. "
+        "Similarity is the cosine of the two vectors, between -1 and 1. Before the loss compares the "
+        "pairs, a link turns each cosine into a score. The usual link divides by a temperature tau, a "
+        "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
+        "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network."
+    )
+    rows = table_rows(lines)
+    page.heading("Results")
+    page.table(
+        rows,
+        id="results",
+        highlight=stressed_rows(rows),
+        caption="Mean ± standard deviation over seeds, higher is better. "
+        + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
+    )
+    if gaps := free_against_best(lines):
+        page.text(
+            "Each seed starts every link from the same weights and shows it the same data in the same "
+            "order, so links are compared seed by seed. Free minus the best temperature:"
+        )
+        page.bullets([str(gap) for gap in gaps])
+        page.text(
+            "The best temperature was picked after the fact from the same figures, which favours it a "
+            "little; the free link was not picked. An interval that holds 0 means that these seeds cannot "
+            "tell the two apart; more seeds make it narrower."
+        )
+    _accuracy(page, lines, list(recipe.metrics))
+    _training(page, lines)
+    _cosines(page, lines)
+    page.heading("How this was made")
+    page.table(
+        _facts(lines[-1]), id="facts", caption="Settings, software and machine of the newest run shown here."
+    )
+    return page.write(path)
+
+
+def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
+    page.heading("How much the temperature matters")
+    for metric in metrics:
+        page.figure(
+            accuracy_figure(lines, metric),
+            id=f"accuracy-{metric}",
+            caption=f"{metric} by temperature, bars of one standard deviation. The line across is the free "
+            "link, which has no temperature: below it a temperature did worse, above it better. "
+            "The diamond is the learnable temperature, drawn at the value it ended with.",
+        )
+
+
+def _training(page: Page, lines: Sequence[Line]) -> None:
+    page.heading("What happened during training")
+    page.figure(
+        curve_figure(lines, {"loss": "solid"}, "loss"),
+        id="loss",
+        caption="Mean loss of each epoch. Each link has a scale of its own: compare shapes, not heights.",
+    )
+    page.figure(
+        curve_figure(lines, {"positive_cosine": "solid", "negative_cosine": "dot"}, "mean cosine"),
+        id="cosines",
+        caption="Mean cosine of positive pairs (solid) and of negative pairs (dotted). At first all "
+        "vectors point much the same way; training pulls negatives down towards 0 (unrelated) "
+        "and keeps positives up.",
+    )
+    page.figure(
+        curve_figure(lines, {"gradient_scale": "solid"}, "gradient scale", log=True),
+        id="gradient-scale",
+        caption="How hard the loss pulls on the cosines of a batch: the sum of |d loss / d cosine| over "
+        "all pairs of an example, the mean over examples. A temperature pulls with 2/tau until the "
+        "positive pair is clearly ahead of the negative ones; the free link pulls harder on pairs "
+        "whose cosine is near 1 or -1.",
+    )
+
+
+def _cosines(page: Page, lines: Sequence[Line]) -> None:
+    page.heading("Where the cosines ended, and what the loss would still do there")
+    candidates = lines[0]["curves"]["candidates"]
+    page.figure(
+        cosine_figure(lines),
+        id="histogram",
+        caption="Bars: cosines of positive and negative pairs in the last epoch, in % of their kind. "
+        "Black: the gradient scale in the paper's scenario, one positive pair at cosine C and all "
+        f"other {candidates - 1} candidates at -C, read at C on the horizontal axis. There, a curve "
+        "that is down at zero before C reaches 1 stops learning early, and one that is still high "
+        "at 1 keeps pulling on pairs that are already perfect. Real negatives are not all at -C: "
+        "those that lie among the positives keep the pull alive, as the measured curve above "
+        "shows.",
+    )
+
+
+def _facts(line: Line) -> list[dict[str, str]]:
+    groups = ("settings", "versions", "hardware")
+    return [
+        {"what": name, "value": value if isinstance(value, str) else json.dumps(value)}
+        for group in groups
+        for name, value in line[group].items()
+    ]

@@ -1,0 +1,49 @@
+"""One run: which recipe, with which link, seed and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from taufree.experiments.recipe import Settings
+
+
+class BadInputError(ValueError):
+    """What the user asked for cannot be done; the message is one sentence for them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the results before it is there; the first four fields and the precision tell runs apart."""
+
+    recipe: str
+    link: str
+    seed: int
+    settings: Settings
+    precision: str = "32-true"
+    device: str = "cpu"
+    data: Path | None = None
+
+    @property
+    def recorded_settings(self) -> dict[str, Any]:
+        """The settings as they stand in the results; the precision is one of them."""
+        return {**asdict(self.settings), "precision": self.precision}
+
+    @property
+    def key(self) -> str:
+        """The same text for the same run."""
+        return run_key(self.recipe, self.link, self.seed, self.recorded_settings)
+
+    @property
+    def slug(self) -> str:
+        """A folder name of its own."""
+        digest = hashlib.sha256(self.key.encode()).hexdigest()[:8]
+        return f"{self.recipe}-{self.link}-seed{self.seed}-{digest}"
+
+
+def run_key(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
+    """What makes two runs the same run, as one line of JSON."""
+    return json.dumps([recipe, link, seed, settings], sort_keys=True)

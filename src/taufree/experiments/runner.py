@@ -1,0 +1,172 @@
+"""Train one run of any recipe, from its beginning or from its last checkpoint, and give its result.
+
+Seeds are paired: the initial weights, the batches and the views depend on the seed alone, never on the link.
+All generators are seeded anew by (seed, epoch) when an epoch begins, so the random state is a function of the
+progress: a run that goes on from a checkpoint does on the CPU bit for bit what it would have done anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from taufree import Link
+from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.environment import hardware, versions
+from taufree.experiments.link_names import make_link
+from taufree.experiments.observation import Tally, temperature_at_zero
+from taufree.experiments.recipe import Recipe, find_recipe
+from taufree.experiments.run import BadInputError, Run
+
+CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "temperature_at_zero")
+
+
+def train(
+    run: Run,
+    checkpoints: Path,
+    *,
+    every: float = 30.0,
+    watch: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> dict[str, Any]:
+    """Train and evaluate one run, and return its line of the results.
+
+    Args:
+        run: what to train.
+        checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
+        every: seconds between two checkpoints at least; they are written between epochs.
+        watch: called after each epoch with the number of epochs done and the epoch's mean loss.
+    """
+    started = time.monotonic()
+    recipe = find_recipe(run.recipe)(run.settings)
+    try:
+        recipe.load(run.data)
+    except (ValueError, OSError) as error:
+        raise BadInputError(str(error)) from error
+    training = Training(run, recipe)
+    checkpoint = Checkpoint(checkpoints / run.slug)
+    training.restore(checkpoint)
+    started -= training.seconds
+    saved = time.monotonic()
+    while training.epoch < run.settings.epochs:
+        loss = training.train_epoch()
+        training.seconds = time.monotonic() - started
+        # The last epoch is always kept, as an evaluation may be long.
+        if time.monotonic() - saved >= every or training.epoch == run.settings.epochs:
+            training.save(checkpoint)
+            saved = time.monotonic()
+        watch(training.epoch, loss)
+    return {
+        "recipe": run.recipe,
+        "link": run.link,
+        "seed": run.seed,
+        "settings": run.recorded_settings,
+        "metrics": training.evaluate(),
+        "seconds": round(time.monotonic() - started, 3),
+        "versions": versions(),
+        "hardware": hardware(training.fabric.device),
+        "curves": training.curves,
+    }
+
+
+class Training:
+    """Model, link and optimizer of one run, and how far they have come."""
+
+    def __init__(self, run: Run, recipe: Recipe) -> None:
+        for name in ("lightning.fabric", "lightning.pytorch"):  # they announce the precision of every run
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self.run, self.recipe = run, recipe
+        self.fabric = Fabric(accelerator=run.device, devices=1, precision=run.precision)
+        self.fabric.launch()
+        seed_everything(run.seed, "weights")
+        self.weights = recipe.model()
+        self.link: Link = make_link(run.link).to(self.fabric.device)
+        optimizer = recipe.optimizer(self.weights)
+        if learned := list(self.link.parameters()):
+            optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
+        self.scheduler = recipe.scheduler(optimizer)
+        # A recipe knows no device: whatever it gives to the model is moved where the model is.
+        self.weights.register_forward_pre_hook(self._to_device, with_kwargs=True)
+        self.model, self.optimizer = self.fabric.setup(self.weights, optimizer)
+        self.epoch, self.seconds = 0, 0.0
+        self.curves: dict[str, Any] = {name: [] for name in CURVES}
+
+    def train_epoch(self) -> float:
+        """One pass over the batches; returns the mean loss."""
+        generator = torch.Generator().manual_seed(seed_everything(self.run.seed, "epoch", self.epoch))
+        self.model.train()
+        last = self.epoch + 1 == self.run.settings.epochs
+        rows: list[Tensor] = []
+        tally = Tally()
+        for batch in self.recipe.batches(self.epoch, generator):
+            step = self.recipe.step(self.model, self.fabric.to_device(batch), self.link)
+            self.optimizer.zero_grad()
+            self.fabric.backward(step.loss)
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            seen = step.observation
+            row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale)
+            rows.append(torch.stack([value.detach().double() for value in row]))
+            if last:
+                tally.add(seen)
+        values: list[float] = [*torch.stack(rows).mean(0).tolist(), temperature_at_zero(self.link)]
+        if not math.isfinite(values[0]):
+            raise FloatingPointError(f"the loss became {values[0]} in epoch {self.epoch + 1}.")
+        for name, value in zip(CURVES, values, strict=True):
+            self.curves[name].append(value)
+        if last:
+            self.curves.update(tally.result())
+        self.epoch += 1
+        return values[0]
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The recipe's metrics of the model as it is now."""
+        seed_everything(self.run.seed, "evaluation")
+        self.model.eval()
+        return {name: float(value) for name, value in self.recipe.evaluate(self.model).items()}
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write all that :meth:`restore` needs."""
+        state = {"epoch": self.epoch, "seconds": self.seconds, "curves": self.curves}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        checkpoint.save(self.epoch, self.weights, {**state, "parts": parts})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        if (state := checkpoint.load(self.weights)) is None:
+            return
+        self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
+        for name, part in self._parts().items():
+            part.load_state_dict(state["parts"][name])
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"optimizer": self.optimizer, "link": self.link, "precision": self.fabric.strategy.precision}
+        return parts if self.scheduler is None else {**parts, "scheduler": self.scheduler}
+
+    def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return self.fabric.to_device(args), self.fabric.to_device(kwargs)
+
+
+def seed_everything(seed: int, *part: str | int) -> int:
+    """Seed all global generators for one part of a run, and return the number they were seeded with.
+
+    >>> seed_everything(0, "epoch", 1) == seed_everything(0, "epoch", 1) != seed_everything(0, "epoch", 2)
+    True
+    """
+    entropy = [seed, *(int.from_bytes(str(word).encode(), "big") for word in part)]
+    mixed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)
+    return mixed

@@ -1,0 +1,112 @@
+"""Figures of a sweep: mean and spread of each link, and the paired difference between two links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from scipy import stats
+
+from taufree.experiments.link_names import describe, in_order, temperature_of
+from taufree.experiments.results import Line
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, sample standard deviation (None for one seed) and number of seeds of one link's metric."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+    def __str__(self) -> str:
+        """
+        >>> str(Spread(84.434, 0.2, 10)), str(Spread(84.434, None, 1))
+        ('84.43 ± 0.20', '84.43')
+        """
+        return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``first`` minus ``second`` over the seeds both have, with the 95 % interval of Student's t.
+
+    The interval is mean ± t(0.975, n - 1) std / sqrt(n); for one seed there is none.
+    """
+
+    metric: str
+    first: str
+    second: str
+    per_seed: dict[int, float]
+    mean: float
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        """
+        >>> print(Difference("knn", "free", "0.5", {0: 1.0, 1: 1.2}, 1.1, (-0.17, 2.37)))
+        knn: free minus tau 0.5 is +1.10 (95 % interval -0.17 to +2.37, 2 seeds): within noise.
+        """
+        first, second = describe(self.first), describe(self.second)
+        claim = f"{self.metric}: {first} minus {second} is {self.mean:+.2f}"
+        if self.interval is None:
+            return f"{claim} (one seed, so nothing can be said of noise)."
+        low, high = self.interval
+        verdict = "within noise" if low <= 0 <= high else f"{first} is {'ahead' if low > 0 else 'behind'}"
+        return f"{claim} (95 % interval {low:+.2f} to {high:+.2f}, {len(self.per_seed)} seeds): {verdict}."
+
+
+def values(lines: Sequence[Line]) -> pd.DataFrame:
+    """The metrics as a table: one row per link and seed, one column per metric; links in order."""
+    rows = [{"link": line["link"], "seed": line["seed"], **line["metrics"]} for line in lines]
+    frame = pd.DataFrame(rows).set_index(["link", "seed"]).sort_index()
+    ordered: pd.DataFrame = frame.reindex(in_order(set(frame.index.unique("link"))), level="link")
+    return ordered
+
+
+def spreads(lines: Sequence[Line]) -> dict[str, dict[str, Spread]]:
+    """The spread of each metric of each link, as ``spreads(lines)[link][metric]``."""
+    found: dict[str, dict[str, Spread]] = {}
+    for link, frame in values(lines).groupby(level="link", sort=False):
+        found[str(link)] = {
+            str(metric): Spread(
+                float(column.mean()), float(column.std()) if len(column) > 1 else None, len(column)
+            )
+            for metric, column in frame.items()
+        }
+    return found
+
+
+def best_temperature(lines: Sequence[Line], metric: str) -> str | None:
+    """The fixed temperature with the highest mean, None where there is none among the links."""
+    means = {
+        link: found[metric].mean for link, found in spreads(lines).items() if temperature_of(link) is not None
+    }
+    return max(means, key=lambda link: means[link], default=None)
+
+
+def difference(lines: Sequence[Line], metric: str, first: str, second: str) -> Difference | None:
+    """The paired difference of two links, None where they share no seed."""
+    table = values(lines)[metric].unstack("link")
+    if not {first, second} <= set(table.columns):
+        return None
+    gaps = (table[first] - table[second]).dropna()
+    if gaps.empty:
+        return None
+    interval = None
+    if len(gaps) > 1:
+        half = float(stats.t.ppf(0.975, len(gaps) - 1) * gaps.std() / len(gaps) ** 0.5)
+        interval = (float(gaps.mean()) - half, float(gaps.mean()) + half)
+    per_seed = dict(zip(map(int, gaps.index), map(float, gaps), strict=True))
+    return Difference(metric, first, second, per_seed, float(gaps.mean()), interval)
+
+
+def free_against_best(lines: Sequence[Line]) -> list[Difference]:
+    """Free minus the best temperature, for each metric that has both."""
+    found = []
+    for metric in values(lines).columns:
+        best = best_temperature(lines, metric)
+        gap = difference(lines, metric, "free", best) if best is not None else None
+        if gap is not None:
+            found.append(gap)
+    return found

@@ -1,0 +1,132 @@
+"""Every link with every seed, with a progress bar, each result on the disk as soon as it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.link_names import describe
+from taufree.experiments.results import Line, Results, line_key
+from taufree.experiments.run import BadInputError, Run
+from taufree.experiments.workers import Event, work
+
+
+@dataclass
+class Outcome:
+    """What a sweep has come to.
+
+    Attributes:
+        lines: the lines of the runs asked for, and of other links and seeds with the same settings.
+        done: how many of the runs asked for are in the results.
+        failed: the runs that could not be finished, with the reason.
+        interrupted: whether Ctrl-C ended the sweep early.
+    """
+
+    lines: list[Line]
+    done: int
+    failed: dict[Run, str]
+    interrupted: bool
+
+
+def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, every: float = 30.0) -> Outcome:
+    """Do the runs that are not in ``out/results.jsonl`` yet.
+
+    Args:
+        runs: runs of one recipe with the same settings.
+        out: the folder of the results and, until a run is done, of its checkpoint.
+        jobs: how many runs train at the same time; they share the cores evenly.
+        console: where progress and warnings are shown.
+        every: seconds between checkpoints.
+    """
+    failed: dict[Run, str] = {}
+    interrupted = False
+    with Results(out, lambda text: console.print(text, style="yellow", soft_wrap=True)) as results:
+        there = {line_key(line) for line in results.read()}
+        missing = [run for run in runs if run.key not in there]
+        if there_already := len(runs) - len(missing):
+            console.print(
+                f"{there_already} of {len(runs)} runs are already in {results.path}.", soft_wrap=True
+            )
+        checkpoints = out / "checkpoints"
+        events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
+        try:
+            # closing() stops the workers before the lock is given back.
+            with contextlib.closing(events), Display(missing, console) as display:
+                for event in events:
+                    if event.kind == "refused":
+                        raise BadInputError(event.value)
+                    if event.kind == "done":
+                        results.append(event.value)
+                        Checkpoint(checkpoints / event.run.slug).remove()
+                    if event.kind == "failed":
+                        failed[event.run] = event.value
+                    display.show(event)
+        except KeyboardInterrupt:
+            interrupted = True
+        if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+            shutil.rmtree(checkpoints)
+        settings = [(run.recipe, run.recorded_settings) for run in runs[:1]]
+        lines = [line for line in results.read() if (line["recipe"], line["settings"]) in settings]
+    asked = {run.key for run in runs}
+    return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted)
+
+
+class Display:
+    """One bar for the sweep, one line for each run under way, and one that stays for each run done."""
+
+    def __init__(self, runs: Sequence[Run], console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._all = self._progress.add_task(
+            "all runs, epochs", total=sum(run.settings.epochs for run in runs)
+        )
+        self._tasks: dict[Run, TaskID] = {}
+        self._epochs: dict[Run, int] = {}
+        self._hide = not runs
+
+    def __enter__(self) -> Display:
+        if not self._hide:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event) -> None:
+        """Bring the display up to date."""
+        run, name = event.run, f"{describe(event.run.link)}, seed {event.run.seed}"
+        if event.kind == "begun":
+            self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
+        elif event.kind == "epoch":
+            epoch, loss = event.value
+            self._advance(run, epoch)
+            self._progress.update(self._tasks[run], completed=epoch, description=f"{name}: loss {loss:.3f}")
+        else:
+            self._advance(run, run.settings.epochs)
+            self._progress.remove_task(self._tasks.pop(run))
+            if event.kind == "done":
+                figures = ", ".join(
+                    f"{metric} {value:.2f}" for metric, value in event.value["metrics"].items()
+                )
+                self._progress.console.print(
+                    f"{name}: {figures} ({event.value['seconds']:.1f} s)", highlight=False
+                )
+            else:
+                self._progress.console.print(f"{name} failed: {event.value}", style="red", markup=False)
+
+    def _advance(self, run: Run, epoch: int) -> None:
+        self._progress.advance(self._all, epoch - self._epochs.get(run, 0))
+        self._epochs[run] = epoch

@@ -1,0 +1,125 @@
+"""Runs in processes of their own, some at a time.
+
+Each worker is a spawned process that trains one run after the other and tells the parent of every epoch
+through a pipe. A run that fails, or takes its process down, costs that run and no other; workers stop when
+their parent does, however it ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from taufree.experiments.run import BadInputError, Run
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker has to tell of a run.
+
+    ``begun`` has no value; ``epoch`` has the epochs done and the loss; ``done`` has the result's line;
+    ``failed`` has the reason, and ``refused`` the sentence for the user whose input was wrong.
+    """
+
+    run: Run
+    kind: Literal["begun", "epoch", "done", "failed", "refused"]
+    value: Any = None
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    run: Run | None = None
+
+
+def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Generator[Event, None, None]:
+    """Train all runs, ``jobs`` at a time, and yield what happens; closing the iterator stops the workers."""
+    waiting = list(reversed(runs))
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    workers: list[_Worker] = []
+    try:
+        while waiting or any(worker.run for worker in workers):
+            while waiting and len(workers) < jobs:
+                workers.append(_start(checkpoints, threads, every))
+            for worker in workers:
+                if worker.run is None and waiting:
+                    worker.run = waiting.pop()
+                    worker.pipe.send(worker.run)
+                    yield Event(worker.run, "begun")
+            for pipe in wait([worker.pipe for worker in workers if worker.run]):
+                worker = next(one for one in workers if one.pipe is pipe)
+                assert worker.run is not None
+                try:
+                    event = worker.pipe.recv()
+                except (EOFError, OSError):
+                    worker.process.join()
+                    workers.remove(worker)
+                    event = Event(
+                        worker.run, "failed", f"its process ended with exit code {worker.process.exitcode}"
+                    )
+                if event.kind != "epoch":
+                    worker.run = None
+                yield event
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+
+
+def _start(checkpoints: Path, threads: int, every: float) -> _Worker:
+    # Idle OpenMP threads spin; where another program wants the cores, that made runs 20 times slower.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Spawned, not forked: a forked process cannot use CUDA, nor threads that PyTorch has started.
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, checkpoints, threads, every), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, mine)
+
+
+def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    from taufree.experiments.runner import train
+
+    torch.set_num_threads(threads)
+    with threadpool_limits(threads, user_api="blas"):
+        while True:
+            run: Run = pipe.recv()
+            try:
+                line = train(run, checkpoints, every=every, watch=partial(_tell, pipe, run))
+            except BadInputError as error:
+                pipe.send(Event(run, "refused", str(error)))
+            except FloatingPointError as error:  # the run's own doing, no mistake in the code
+                pipe.send(Event(run, "failed", str(error)))
+            except Exception:
+                pipe.send(Event(run, "failed", traceback.format_exc()))
+            else:
+                pipe.send(Event(run, "done", line))
+
+
+def _tell(pipe: Connection, run: Run, epoch: int, loss: float) -> None:
+    pipe.send(Event(run, "epoch", (epoch, loss)))
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
