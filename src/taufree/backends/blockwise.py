@@ -265,7 +265,7 @@ class _Engine:
             gap.masked_fill_(left_out, 1)
         least, most = gap.aminmax()
         if bool((least < NEAR + offset) | (most > 2 - NEAR + offset)):
-            _, gap, rise = precision.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
+            gap, rise = precision.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
             gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = gap.masked_fill_(left_out, 1), rise.masked_fill_(left_out, 1)

@@ -78,8 +78,8 @@ def chords(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor
     return (rise - gap) / 2, gap, rise
 
 
-def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """c, 1 - c and 1 + c of all rows u [N, D] against all rows v [M, D], each [N, M]; differentiable.
+def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - c and 1 + c of all rows u [N, D] against all rows v [M, D], each [N, M]; differentiable.
 
     The half squared chord (|u|^2 + |v|^2)/2 - u.v without its cancellation: each vector is split into a
     coarse part, a multiple of 2^-25 (in float32 2^-11), and a small rest. Products and sums of coarse
@@ -87,11 +87,10 @@ def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Te
     """
     (h, h_square, u_rest), (k, k_square, v_rest) = _split(u), _split(v)
     coarse = h @ k.T
-    rest = h @ (v - k).T + (u - h) @ v.T
-    square, square_rest = (h_square + k_square.T) / 2, (u_rest + v_rest.T + u_lack + v_lack.T) / 2
-    gap = (square - coarse) + (square_rest - rest)
-    rise = (square + coarse) + (square_rest + rest)
-    return (rise - gap) / 2, gap, rise
+    rest = torch.cat([h, u - h], 1) @ torch.cat([v - k, v], 1).T
+    square = h_square / 2 + k_square.T / 2
+    square_rest = (u_rest + u_lack) / 2 + (v_rest + v_lack).T / 2
+    return (square - coarse) + (square_rest - rest), (square + coarse) + (square_rest + rest)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

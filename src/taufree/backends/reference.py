@@ -33,10 +33,10 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
 
     negatives, in_batch = [], None
     if contrast.in_batch:
-        in_batch = _logits(link, similarity(*u, *v), left_out)
+        in_batch = _logits(link, *similarity(*u, *v), left_out)
         negatives.append(in_batch)
     if contrast.queue is not None:
-        negatives.append(link.logit(*similarity(*u, *normalize(contrast.queue))))
+        negatives.append(_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
     if contrast.own_negatives is not None:
         own = normalize(contrast.own_negatives)
         negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
@@ -51,13 +51,13 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     return losses
 
 
-def _logits(link: Link, similarity: tuple[Tensor, ...], left_out: Tensor | None) -> Tensor:
+def _logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
     """Logits of a matrix of similarities; a pair that is left out leaves before the link (its cosine
     reads 0), or an infinite slope at c = 1 would meet the zero of the mask as NaN."""
     if left_out is None:
-        return link.logit(*similarity)
-    filled = [x.masked_fill(left_out, at_zero) for x, at_zero in zip(similarity, (0, 1, 1), strict=True)]
-    return link.logit(*filled).masked_fill(left_out, -torch.inf)
+        return link.logit((rise - gap) / 2, gap, rise)
+    gap, rise = gap.masked_fill(left_out, 1), rise.masked_fill(left_out, 1)
+    return link.logit((rise - gap) / 2, gap, rise).masked_fill(left_out, -torch.inf)
 
 
 def _cross_entropy(positive: Tensor, negatives: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class Rows:
         self.x, self.wide = x.detach(), wide_dtype(x.device)
         self.parts = [cut(span) for span in spans(len(x), CHUNK // max(1, x[:1].numel()))]
         self.unit = torch.empty(x.shape, dtype=dtype, device=x.device) if tiled else None
-        self.inverse, self.lack = torch.empty(2, *x.shape[:-1], 1, dtype=self.wide, device=x.device)
+        self.inverse = torch.empty(*x.shape[:-1], 1, dtype=self.wide, device=x.device)
+        self.lack = torch.empty_like(self.inverse)
         for part in self.parts:
             rows = self.x[part].to(self.wide)
             divisor, self.lack[part] = lengths(rows, x.dtype)
