@@ -87,8 +87,9 @@ class Case:
 class Truth:
     """Sum of the losses, gradients of the rows and of the link's parameters.
 
-    ``terms`` is how large the rows' gradient would be if the pulls of the pairs did not cancel: where
-    they nearly do, no precision gives the difference more digits than the terms have. ``pulls`` is the
+    ``terms`` is how large the rows' gradient would be if the pulls of the pairs (and of a labelled
+    pair, its share and its target) did not cancel: where they nearly do, no precision gives the
+    difference more digits than the terms have. ``pulls`` is the
     same with the radial part, which the normalisation takes away, still in.
     """
 
@@ -106,15 +107,18 @@ def float64(case: Case, link: taufree.Link) -> Truth:
     for i, positives, negatives, weight in case.anchors():
         keys = positives + negatives
         cosine = torch.nn.functional.cosine_similarity(rows[i : i + 1], rows[keys], eps=0)
-        met.append((i, keys, cosine))
         logits = link(cosine)
+        share = logits.detach().softmax(0) + torch.tensor(
+            [len(positives) > 1] * len(positives) + [False] * len(negatives)
+        )
+        met.append((i, keys, cosine, weight * share * link.slope(cosine, 1 - cosine, 1 + cosine).detach()))
         total = total + weight * (logits.logsumexp(0) - logits[: len(positives)].mean())
-    inputs = [rows, *link.parameters(), *(cosine for _, _, cosine in met)]
+    inputs = [rows, *link.parameters(), *(cosine for _, _, cosine, _ in met)]
     grads = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
     params = grads[1 : len(grads) - len(met)]
     terms, pulls, norms = torch.zeros(len(rows)), torch.zeros(len(rows)), rows.detach().norm(dim=1)
-    for (i, keys, cosine), a in zip(met, grads[len(grads) - len(met) :], strict=True):
-        for j, c, pull in zip(keys, cosine.tolist(), a.abs().tolist(), strict=True):
+    for (i, keys, cosine, size), a in zip(met, grads[len(grads) - len(met) :], strict=True):
+        for j, c, pull in zip(keys, cosine.tolist(), torch.maximum(size, a.abs()).tolist(), strict=True):
             for row in (i, j):
                 pulls[row] += pull / float(norms[row])
                 terms[row] += pull * max(0, 1 - c * c) ** 0.5 / float(norms[row])
@@ -139,10 +143,12 @@ def digits50(case: Case, link: taufree.Link) -> Truth:
             z = mpmath.fsum(mpmath.exp(x) for x in logits)
             total += weight * (mpmath.log(z) - mpmath.fsum(logits[:p]) / p)
             for k, j in enumerate(keys):
-                a = weight * slopes[k] * (mpmath.exp(logits[k]) / z - (mpmath.mpf(1) / p if k < p else 0))
+                share = mpmath.exp(logits[k]) / z
+                a = weight * slopes[k] * (share - (mpmath.mpf(1) / p if k < p else 0))
+                size = float(weight * slopes[k] * (share + mpmath.mpf(1) / p) if k < p and p > 1 else abs(a))
                 for x, y in ((i, j), (j, i)):
-                    pulls[x] += float(abs(a) / norms[x])
-                    terms[x] += float(abs(a) * mpmath.sqrt(abs(1 - cosines[k] ** 2)) / norms[x])
+                    pulls[x] += size / float(norms[x])
+                    terms[x] += size * float(mpmath.sqrt(abs(1 - cosines[k] ** 2)) / norms[x])
                     for d, (own, other) in enumerate(zip(units[x], units[y], strict=True)):
                         grads[x][d] += a * (other - cosines[k] * own) / norms[x]
         gradients = torch.tensor([[float(g) for g in row] for row in grads], dtype=torch.float64)

@@ -191,9 +191,9 @@ def test_auto_is_the_reference_when_small_and_blockwise_when_large(monkeypatch):
             "loss",
             lambda *args, name=name, original=original: (called.append(name), original(*args))[1],
         )
-    info_nce(rows(256), rows(256, seed=1))
-    info_nce(rows(257), rows(257, seed=1))
-    info_nce(rows(2), rows(2, seed=1), rows(2**15 + 1))
+    info_nce(rows(128), rows(128, seed=1))
+    info_nce(rows(129), rows(129, seed=1))
+    info_nce(rows(2), rows(2, seed=1), rows(2**13 + 1))
     assert called == ["reference", "blockwise", "blockwise"]
 
 

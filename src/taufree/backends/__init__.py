@@ -15,7 +15,7 @@ from taufree.contrast import Contrast
 from taufree.links import Link
 
 BACKENDS = ("auto", "reference", "blockwise")
-SMALL = 2**16
+SMALL = 2**14
 
 
 class Backend(Protocol):
@@ -25,7 +25,7 @@ class Backend(Protocol):
 def choose(backend: str, contrast: Contrast) -> Backend:
     """The backend that a name stands for; "auto" decides by size.
 
-    Up to 2^16 pairs (a batch of 256) the dense reference is as quick, compiles and is twice
+    Up to 2^14 pairs (a batch of 128) the dense reference is as quick, compiles and is twice
     differentiable; beyond that its matrices cost more than the tiles of blockwise do.
     """
     if backend == "auto":

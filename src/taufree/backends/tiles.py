@@ -55,14 +55,16 @@ class OddsTile:
         self.same = same
         self.near = rise is not None
         self.r = gap.reciprocal_()
+        self.left_out = left_out
         self.weight: Tensor | None = None  # formed only where the sum of r does not give it
         if rise is not None:
             self.weight = rise.add_(link.resolution).mul_(self.r)
-        elif left_out is not None or same is not None:
+        elif same is not None:
             self.weight = (self.r * self.twice).sub_(1)
-        if left_out is not None and self.weight is not None:
-            self.weight.masked_fill_(left_out, 0)
+        if left_out is not None:
             self.r.masked_fill_(left_out, 0)
+            if self.weight is not None:
+                self.weight.masked_fill_(left_out, 0)
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +73,8 @@ class OddsTile:
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
         """``total`` with the weights along ``dim`` added, of all pairs or of those ``among``."""
         if self.weight is None:
-            return total + (self.r.sum(dim) * self.twice - self.r.shape[dim])
+            count = self.r.shape[dim] - (0 if self.left_out is None else self.left_out.sum(dim))
+            return total + (self.r.sum(dim) * self.twice - count)
         weight = self.weight if among is None else self.weight * among
         return total + weight.sum(dim)
 

@@ -1,0 +1,68 @@
+"""The digits comparison of the README: ten paired seeds, its table and its picture.
+
+    python benchmarks/digits.py        # some six minutes on two cores; goes on where it was interrupted
+
+Writes benchmarks/results/digits.jsonl (the raw lines) and docs/figures/digits.png, and prints the table.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from taufree.experiments.report import table_rows
+from taufree.experiments.results import Results
+from taufree.experiments.summary import free_against_best, spreads
+
+ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "runs" / "digits-ten-seeds"
+TITLES = {"knn": "kNN accuracy", "linear": "linear probe"}
+
+
+def draw(lines: list[dict], path: Path) -> None:
+    """Accuracy by temperature, with the free link as a band across: mean and standard deviation."""
+    found = spreads(lines)
+    taus = [link for link in found if link not in ("free", "learnable")]
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axes, (metric, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
+        free = found["free"][metric]
+        axes.axhspan(free.mean - free.std, free.mean + free.std, color="#d55e00", alpha=0.15, lw=0)
+        axes.axhline(free.mean, color="#d55e00", label="free: nothing to tune")
+        axes.errorbar(
+            [float(tau) for tau in taus],
+            [found[tau][metric].mean for tau in taus],
+            [found[tau][metric].std for tau in taus],
+            color="#0072b2",
+            marker="o",
+            capsize=3,
+            label="temperature",
+        )
+        axes.set_xscale("log")
+        axes.set_xticks([float(tau) for tau in taus], taus)
+        axes.minorticks_off()
+        axes.set(xlabel="temperature", ylabel="% of held-out digits", title=title)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    command = [sys.executable, "-c", "from taufree.cli import main; main()", "run", "digits", "--seeds", "10"]
+    subprocess.run([*command, "--jobs", "2", "--out", str(RUNS)], check=True)
+    shutil.copy(RUNS / "results.jsonl", ROOT / "benchmarks" / "results" / "digits.jsonl")
+    lines = Results(RUNS, print).read()
+    draw(lines, ROOT / "docs" / "figures" / "digits.png")
+    rows = table_rows(lines)
+    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
+    for row in rows:
+        print("| " + " | ".join(row.values()) + " |")
+    for gap in free_against_best(lines):
+        print(gap)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The fused kernels against the reference: by Triton's interpreter anywhere, and on a GPU where there is one.
+
+The interpreter must be chosen before the kernels are imported, so this file runs itself as a script in a
+process of its own, which prints each case's errors as JSON.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from taufree import LearnableTemperature, Link, LogOdds, Temperature
+from taufree.backends import reference, triton
+from taufree.contrast import Contrast
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+LINKS = {
+    "odds": lambda: LogOdds(),
+    "gain": lambda: LogOdds(gain=2.0),
+    "tau": lambda: Temperature(0.1),
+    "learned": lambda: LearnableTemperature(0.1),
+}
+CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels")
+
+
+def make(name, n, d, dtype, device="cpu"):
+    """The leaves of a case, and the contrast over given leaves."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape):
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    a = rows(n, d)
+    b, queue, own = a + rows(n, d), rows(n - 3, d), rows(n, 3, d)
+    a[1], b[2] = b[1], -a[2]  # a pair that agrees, one that is opposite
+    twin = b.clone()
+    twin[5] = a[4]  # a negative that agrees
+    ids = torch.randint(0, n // 2, (n,), generator=generator).to(device)
+    return {
+        "one-way": ([a, b], lambda a, b: Contrast(a, b)),
+        "symmetric": ([a, b], lambda a, b: Contrast(a, b, symmetric=True, ids=ids)),
+        "queue": ([a, b, queue], lambda a, b, q: Contrast(a, b, in_batch=False, queue=q)),
+        "all": ([a, b, queue], lambda a, b, q: Contrast(a, b, symmetric=True, queue=q)),
+        "own": ([a, b, own], lambda a, b, o: Contrast(a, b, own_negatives=o)),
+        "views": ([a, b], lambda a, b: Contrast(torch.cat([a, b]), shift=n, ids=torch.cat([ids, ids]))),
+        "labels": ([a], lambda a: Contrast(a, labels=ids)),
+        "few labels": ([a], lambda a: Contrast(a, labels=ids % 3)),
+        "twin": ([a, twin], lambda a, b: Contrast(a, b, symmetric=True)),
+    }[name]
+
+
+def evaluate(backend, leaves, build, link, weighted=True):
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    contrast = build(*leaves)
+    weights = torch.linspace(0.5, 1.5, contrast.n, device=contrast.anchors.device) if weighted else None
+    value = backend(contrast, link, weights)
+    grads = torch.autograd.grad(value.square().sum(), leaves + list(link.parameters()))
+    return [value.detach(), *grads]
+
+
+def errors(name, n, d, dtype, link, device="cpu", weighted=True):
+    """|found - truth| / |truth| of the loss and of each gradient; NaN counts as inf."""
+    case = make(name, n, d, dtype, device)
+    link = link.to(device)
+    truth, found = (evaluate(backend, *case, link, weighted) for backend in (reference.loss, triton.loss))
+    assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in zip(truth, found, strict=True))
+    result = [
+        float((y.double() - x.double()).norm() / x.double().norm()) for x, y in zip(truth, found, strict=True)
+    ]
+    return [x if x == x else float("inf") for x in result]
+
+
+CASES = {
+    f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
+    for link in LINKS
+    for name in CONTRASTS
+    for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
+}
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def interpret():
+    """What the process of its own does."""
+    from taufree.backends.triton import launch
+
+    launch.tile_config = lambda kind, labels: launch.Config(16, 16, 64)
+    launch.chunk_shape = lambda pad, mode: (32, 48)
+    launch.PARTIAL = 4 * 3 * 27 * 2  # two tile columns at a time
+    found = {
+        case: errors(name, 27, 20, dtype, LINKS[link](), weighted=name != "queue")
+        for case, (name, link, dtype) in CASES.items()
+    }
+    torch.use_deterministic_algorithms(True)
+    found["deterministic"] = errors("symmetric", 27, 20, torch.float32, LogOdds())
+    torch.use_deterministic_algorithms(False)
+    found["twin"] = errors("twin", 27, 20, torch.float32, LogOdds())
+    a = torch.randn(7, 5, requires_grad=True)
+    first = triton.loss(Contrast(a, torch.randn(7, 5)), LogOdds(), None).sum()
+    first = torch.autograd.grad(first, a, create_graph=True)[0]
+    try:
+        first.sum().backward()
+        found["second derivative"] = "none"
+    except RuntimeError as error:
+        found["second derivative"] = str(error)
+    found["finite"] = []
+    for x, y in ((a[:1], a[:1]), (0 * a, a), (torch.ones(4, 3), torch.ones(4, 3)), (a * 1e30, -a * 1e-36)):
+        x = x.detach().clone().requires_grad_()
+        value = triton.loss(Contrast(x, y.detach(), symmetric=True), LogOdds(), None)
+        found["finite"].append([*value.tolist(), *torch.autograd.grad(value.sum(), x)[0].flatten().tolist()])
+
+    def plain(a, b):
+        return triton.loss(Contrast(a, b, symmetric=True), LogOdds(), None).sum()
+
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    grads = [torch.autograd.grad(loss(a, a.detach().flip(0)), a)[0] for loss in (plain, compiled)]
+    found["compiled"] = float((grads[0] - grads[1]).norm() / grads[0].norm())
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    source = Path(triton.__file__).parents[3]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_agrees_with_the_reference(case, interpreted):
+    assert max(interpreted[case]) < TOLERANCE[CASES[case][2]]
+
+
+def test_a_negative_that_agrees_with_its_anchor(interpreted):
+    """1 - c of tiles is a difference of float32 numbers near 1: exact to 1e-7 of the resolution's 1e-4."""
+    assert max(interpreted["twin"]) < 2e-3
+
+
+def test_deterministic_sums(interpreted):
+    assert max(interpreted["deterministic"]) < TOLERANCE[torch.float32]
+
+
+def test_a_second_derivative_names_the_backend_that_has_one(interpreted):
+    assert 'backend="reference"' in interpreted["second derivative"]
+
+
+def test_any_finite_input_gives_finite_results(interpreted):
+    for values in interpreted["finite"]:
+        assert all(abs(x) < float("inf") for x in values)
+    assert not any(interpreted["finite"][0])  # one row and no negatives: loss 0, gradient 0
+
+
+def test_compiles_to_one_graph(interpreted):
+    assert interpreted["compiled"] == 0
+
+
+class Cubic(Link):
+    def logit(self, cosine, gap, rise):
+        return cosine**3
+
+
+@pytest.mark.parametrize(
+    ("contrast", "link", "reason"),
+    [
+        (Contrast(torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 3)), LogOdds(), "CUDA"),
+        (Contrast(torch.ones(2, 3), torch.ones(2, 3)), LogOdds(), "CUDA"),
+    ],
+)
+def test_says_what_it_cannot_do(contrast, link, reason):
+    assert reason in triton.supported(contrast, link)
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("change", "link", "reason"),
+    [
+        ({}, Cubic(), "Cubic"),
+        ({}, LogOdds(resolution=1e-7), "resolution"),
+        ({"dtype": torch.float64}, LogOdds(), "float64"),
+        ({"d": 5000}, LogOdds(), "5000"),
+        ({}, LogOdds(), None),
+    ],
+)
+def test_says_what_it_cannot_do_on_a_gpu(change, link, reason):
+    rows = torch.ones(3, change.get("d", 8), dtype=change.get("dtype", torch.float32), device="cuda")
+    found = triton.supported(Contrast(rows, rows), link)
+    assert found is None if reason is None else reason in found
+
+
+@gpu
+@pytest.mark.parametrize("shape", [(1, 8), (130, 16), (515, 200), (1100, 1030)], ids=str)
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_on_a_gpu(shape, name, dtype):
+    if shape[0] == 1:
+        x = torch.randn(1, 8, device="cuda", dtype=dtype, requires_grad=True)
+        value = triton.loss(Contrast(x, x.detach(), symmetric=True), LogOdds(), None)
+        assert value.item() == 0
+        assert not torch.autograd.grad(value.sum(), x)[0].any()
+        return
+    assert max(errors(name, *shape, dtype, LogOdds(), "cuda")) < TOLERANCE[dtype]
+
+
+@gpu
+def test_deterministic_gradients_are_bit_equal_on_a_gpu():
+    torch.use_deterministic_algorithms(True)
+    try:
+        case = make("symmetric", 1500, 96, torch.bfloat16, "cuda")
+        results = [evaluate(triton.loss, *case, LogOdds()) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+@gpu
+def test_a_step_never_waits_for_the_gpu_and_fits_a_graph():
+    a, b = (torch.randn(700, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    weights = torch.full((700,), 1 / 700, device="cuda")
+
+    def step():
+        a.grad = b.grad = None
+        triton.loss(Contrast(a, b, symmetric=True), LogOdds(), weights).backward()
+
+    step()
+    expected = a.grad.clone()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    a.grad = b.grad = None
+    with torch.cuda.graph(graph):
+        triton.loss(Contrast(a, b, symmetric=True), LogOdds(), weights).backward()
+    graph.replay()
+    torch.testing.assert_close(a.grad, expected, rtol=2e-2, atol=1e-6)
+
+
+@gpu
+def test_memory_grows_with_the_rows_not_their_square():
+    a, b = (torch.randn(20000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    triton.loss(Contrast(a, b, symmetric=True), LogOdds(), None).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 600 * 2**20  # a dense matrix: 1600 MB, several times
+
+
+if __name__ == "__main__":
+    interpret()
