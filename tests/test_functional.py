@@ -285,6 +285,7 @@ BAD = {
         0.07, 2
     ),
     "backend must be one of ": lambda x, i: taufree.NTXent(backend="fast"),
+    'backend="triton" cannot compute this loss: ': lambda x, i: nt_xent(x, x, backend="triton"),
 }
 
 

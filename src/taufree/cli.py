@@ -51,7 +51,7 @@ def run(
 
     \b
     Examples:
-      taufree run                                    all links on digits, about a minute
+      taufree run                                    all links on digits, about two minutes
       taufree run digits --links free,0.07,0.2 --seeds 5
       taufree run digits --epochs 200 --jobs 2 --out runs/long
 

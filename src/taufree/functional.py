@@ -42,7 +42,8 @@ def info_nce(
         link: how a cosine becomes a logit; None is :class:`taufree.LogOdds`, without temperature.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
             two directions).
-        backend: "auto", "reference" (dense, twice differentiable) or "blockwise" (linear memory).
+        backend: "auto", "reference" (dense, twice differentiable), "blockwise" (linear memory, any
+            device) or "triton" (fused GPU kernels).
 
     Shape:
         query and positive_key [N, D]; the result is a scalar, or [N] for "none". It is float64 if
@@ -174,7 +175,7 @@ def check_options(link: Link | None, reduction: str, backend: str) -> Link:
 def _loss(contrast: Contrast, link: Link | None, reduction: str, backend: str) -> Tensor:
     link = check_options(link, reduction, backend)
     link.project()
-    return choose(backend, contrast)(contrast, link, _weights(contrast, reduction))
+    return choose(backend, contrast, link)(contrast, link, _weights(contrast, reduction))
 
 
 def _weights(contrast: Contrast, reduction: str) -> Tensor | None:

@@ -10,11 +10,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from taufree.backends import blockwise, reference
+from taufree.backends import blockwise, reference, triton
 from taufree.contrast import Contrast
 from taufree.links import Link
 
-BACKENDS = ("auto", "reference", "blockwise")
+BACKENDS = ("auto", "reference", "blockwise", "triton")
 SMALL = 2**14
 
 
@@ -22,14 +22,20 @@ class Backend(Protocol):
     def __call__(self, contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor: ...
 
 
-def choose(backend: str, contrast: Contrast) -> Backend:
-    """The backend that a name stands for; "auto" decides by size.
+def choose(backend: str, contrast: Contrast, link: Link) -> Backend:
+    """The backend that a name stands for; "auto" decides by size and device.
 
     Up to 2^14 pairs (a batch of 128) the dense reference is as quick, compiles and is twice
-    differentiable; beyond that its matrices cost more than the tiles of blockwise do.
+    differentiable; beyond that its matrices cost more than tiles do: those of the fused kernels on a GPU
+    if they can compute this loss, else those of blockwise. An explicit choice that cannot run raises.
     """
     if backend == "auto":
         candidates = contrast.n if contrast.in_batch else 0
         candidates += 0 if contrast.queue is None else contrast.queue.shape[0]
-        backend = "reference" if contrast.n * candidates <= SMALL else "blockwise"
-    return reference.loss if backend == "reference" else blockwise.loss
+        if contrast.n * candidates <= SMALL:
+            return reference.loss
+        fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None
+        return triton.loss if fused else blockwise.loss
+    if backend == "triton" and (reason := triton.supported(contrast, link)):
+        raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
+    return {"reference": reference.loss, "blockwise": blockwise.loss, "triton": triton.loss}[backend]

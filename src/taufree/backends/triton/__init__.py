@@ -1,0 +1,80 @@
+"""Fused GPU kernels: the loss and its gradient at linear memory, close to the rate of matrix products.
+
+Same contract as the other backends. See docs/kernels.md for how it works and how fast it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree.backends.precision import chords, normalize
+from taufree.contrast import Contrast
+from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
+
+LARGEST = 4096  # columns of an input: a row must fit the registers of a block
+FINEST = 1e-5  # the smallest resolution that float32 sums of products still tell from 0
+
+
+def supported(contrast: Contrast, link: Link) -> str | None:
+    """Why the kernels cannot compute this loss, in one sentence, or None if they can."""
+    try:
+        import triton
+        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
+    except ImportError:
+        return "Triton 3.4 or newer is not installed."
+    every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
+    inputs = [x for x in every if x is not None]
+    if not triton.knobs.runtime.interpret:
+        if any(not x.is_cuda for x in inputs):
+            return f"the kernels run on a CUDA device, the inputs are on {contrast.anchors.device}."
+        if torch.cuda.get_device_capability(contrast.anchors.device) < (8, 0):
+            return "the kernels need a GPU of compute capability 8.0 or newer."
+    if wrong := {x.dtype for x in inputs} - {torch.float32, torch.float16, torch.bfloat16}:
+        return f"the kernels take float32, float16 and bfloat16, not {wrong.pop()}."
+    if contrast.anchors.shape[1] > LARGEST:
+        return f"the kernels take up to {LARGEST} columns, got {contrast.anchors.shape[1]}."
+    if type(link) not in (LogOdds, Temperature, LearnableTemperature):
+        return f"the kernels know LogOdds, Temperature and LearnableTemperature, not {type(link).__name__}."
+    if isinstance(link, LogOdds) and link.resolution < FINEST:
+        return f"the kernels need a resolution of at least {FINEST:g}, got {link.resolution:g}."
+    return None
+
+
+def loss(contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor:
+    """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
+    from taufree.backends.triton import ops
+    from taufree.backends.triton.launch import ODDS, POWER, SCALE
+
+    kind, delta = SCALE, 0.0
+    if isinstance(link, LogOdds):
+        kind, delta = (ODDS if link.gain == 1 else POWER), link.resolution
+        scale = contrast.anchors.new_full((int(kind == POWER),), link.gain, dtype=torch.float32)
+    else:
+        one = torch.ones(1, dtype=torch.float32, device=contrast.anchors.device)
+        scale = link.slope(one, one, one)
+    return ops.loss(
+        weights,
+        contrast.anchors.contiguous(),
+        None if contrast.keys is None else contrast.keys.contiguous(),
+        None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),
+        _own(contrast, link, kind == ODDS),
+        scale,
+        contrast.ids if contrast.labels is None else contrast.labels,
+        None if contrast.labels is None else contrast.positive_count().double(),
+        contrast.shift,
+        contrast.in_batch,
+        contrast.symmetric,
+        kind,
+        delta,
+    )
+
+
+def _own(contrast: Contrast, link: Link, odds: bool) -> Tensor | None:
+    """The sum over each anchor's own negatives, [N]; row by row and exactly, they are few."""
+    own = contrast.own_negatives
+    if own is None or not own.numel():
+        return None
+    u, u_lack = normalize(contrast.anchors)
+    logits = link.logit(*chords(u[:, None], u_lack[:, None], *normalize(own)))
+    return logits.exp().sum(1) if odds else logits.logsumexp(1)

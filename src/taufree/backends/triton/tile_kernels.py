@@ -1,0 +1,263 @@
+"""Kernels with one program a tile: a block of the similarity matrix that exists in registers only.
+
+A tile's cosines come from rows u', v' rounded to half precision, and what the link sees is the half
+squared chord of exactly these, never negative but for the rounding of float32:
+
+    gap  = (|u'|^2 + |v'|^2)/2 - u'.v'  =  1 - c        rise = (|u'|^2 + |v'|^2)/2 + u'.v'  =  1 + c
+
+``half`` holds |u'|^2/2 of each row. In split mode a row is a pair (high, low) of float16 and
+u'.v' = high.high + low.high + high.low, three runs over the columns instead of one. The sums of ODDS
+are plain sums; those of other links are logarithms, each tile relative to its own maximum.
+"""
+
+# ruff: noqa: SIM102, SIM108
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taufree.backends.triton.arithmetic import INTERPRETED, ODDS, SCALE, logit_of, reciprocals, slope_of, tf32
+
+
+@triton.jit
+def _dot(a, b, total):
+    if INTERPRETED:  # which multiplies the bits of bfloat16
+        return tl.dot(a.to(tl.float32), b.to(tl.float32).T, total, input_precision="ieee")
+    return tl.dot(a, b.T, total)
+
+
+@triton.jit
+def _products(u, v, row, col, PAD: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              BK: tl.constexpr):  # fmt: skip
+    """u'.v' of BM rows from ``row`` and BN from ``col``; rows past the end read as zeros."""
+    dot = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, PAD * (3 if SPLIT else 1), BK):
+        if SPLIT:
+            run = k // PAD
+            at = k - run * PAD
+            a = u.load([row, at + tl.where(run == 1, PAD, 0)])
+            b = v.load([col, at + tl.where(run == 2, PAD, 0)])
+        else:
+            a = u.load([row, k])
+            b = v.load([col, k])
+        dot = _dot(a, b, dot)
+    return dot
+
+
+@triton.jit
+def _counted(i, j, groups, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr):
+    """Which pairs of a tile count as negatives; each pair of anchors among themselves once (i < j)."""
+    counted = (i < N)[:, None] & (j < M)[None, :]
+    if SELF:
+        counted &= i[:, None] < j[None, :]
+        counted &= (i[:, None] + shift != j[None, :]) & (i[:, None] + N - shift != j[None, :])
+    elif POSITIVES:
+        counted &= ((i + shift) % N)[:, None] != j[None, :]
+    if IDS:
+        counted &= tl.load(groups + i, i < N, 0)[:, None] != tl.load(groups + j, j < M, 0)[None, :]
+    return counted
+
+
+@triton.jit
+def _whole(row, col, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr,
+           BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Whether every pair of the tile counts, as far as positions tell."""
+    whole = (row + BM <= N) & (col + BN <= M)
+    if SELF:
+        whole &= row + BM <= col
+    if SELF or POSITIVES:
+        whole &= _apart(row + shift, col, BM, BN) & _apart(row + shift - N, col, BM, BN)
+    if SELF:
+        whole &= _apart(row + N - shift, col, BM, BN)
+    if IDS:
+        whole &= False
+    return whole
+
+
+@triton.jit
+def _apart(row, col, BM: tl.constexpr, BN: tl.constexpr):
+    return (row + BM <= col) | (col + BN <= row)
+
+
+@triton.jit
+def _place(row_tiles, col_tiles, GROUP: tl.constexpr):
+    """Which row and column of a grid this program is: GROUP rows at a time, so that both sides stay in L2."""
+    pid = tl.program_id(0)
+    span = GROUP * col_tiles
+    first = (pid // span) * GROUP
+    size = tl.minimum(row_tiles - first, GROUP)
+    return first + (pid % span) % size, (pid % span) // size
+
+
+@triton.jit
+def _log_sum(logit, AXIS: tl.constexpr):
+    top = tl.max(logit, AXIS)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    return top + tl.log(tl.sum(tl.exp(logit - tl.expand_dims(top, AXIS)), AXIS))
+
+
+@triton.jit
+def _sum(amount, AXIS: tl.constexpr, LINK: tl.constexpr):
+    if LINK == ODDS:
+        return tl.sum(amount, AXIS)
+    return _log_sum(amount, AXIS)
+
+
+@triton.jit
+def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
+    """Adds ``value`` to out [parts, length], or writes it to out [parts, tiles, length]."""
+    if ATOMIC:
+        tl.atomic_add(out + part * length + at, value, at < length, sem="relaxed")
+    else:
+        tl.store(out + (part * tiles + tile).to(tl.int64) * length + at, value, at < length)
+
+
+@triton.jit
+def tile_sums(u, v, u_half, v_half, groups, scale, rows_out, cols_out, N, M, first_col, row_tiles, col_tiles,
+              shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
+              POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr, PAD: tl.constexpr,
+              SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """Adds the weights of a tile along its rows and, with COLS, along its columns.
+
+    ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
+    logarithms unless ODDS) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, M]. With LABELS
+    the first dimension is 3: the negatives' weights, the positives', and the positives' logits.
+    """
+    ti, tj = _place(row_tiles, col_tiles, GROUP)
+    row, col = ti * BM, first_col + tj * BN
+    if SELF:
+        if col + BN <= row + 1:
+            return
+    i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    left = tl.load(u_half + i, i < N, 1.0)
+    right = tl.load(v_half + j, j < M, 1.0) + (delta if LINK == ODDS else 0.0)
+    dot = _products(u, v, row, col, PAD, SPLIT, BM, BN, BK)
+    square = left[:, None] + right[None, :]
+    if LABELS:
+        counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+        same = counted & (tl.load(groups + i, i < N, 0)[:, None] == tl.load(groups + j, j < M, 0)[None, :])
+        if LINK == ODDS:
+            amount = tl.where(counted, (square + dot) * reciprocals(square - dot, BM, BN), 0.0)
+            logit = tl.log(tl.where(same, amount, 1.0))
+            none = 0.0
+        else:
+            logit = logit_of(dot, square - dot, square + dot, tl.load(scale), delta, LINK)
+            amount = tl.where(counted, logit, float("-inf"))
+            none = float("-inf")
+        negatives, positives = tl.where(same, none, amount), tl.where(same, amount, none)
+        logit = tl.where(same, logit, 0.0)
+        _put(rows_out, tj, col_tiles, N, 0, i, _sum(negatives, 1, LINK), ATOMIC)
+        _put(rows_out, tj, col_tiles, N, 1, i, _sum(positives, 1, LINK), ATOMIC)
+        _put(rows_out, tj, col_tiles, N, 2, i, tl.sum(logit, 1), ATOMIC)
+        _put(cols_out, ti, row_tiles, M, 0, j, _sum(negatives, 0, LINK), ATOMIC)
+        _put(cols_out, ti, row_tiles, M, 1, j, _sum(positives, 0, LINK), ATOMIC)
+        _put(cols_out, ti, row_tiles, M, 2, j, tl.sum(logit, 0), ATOMIC)
+    elif LINK == ODDS:
+        r = reciprocals(square - dot, BM, BN)
+        twice = 2.0 * (1.0 + delta)
+        if _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN):
+            along = twice * tl.sum(r, 1) - BN
+            if COLS:
+                across = twice * tl.sum(r, 0) - BM
+            else:
+                across = tl.zeros((BN,), tl.float32)
+        else:
+            counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+            weight = tl.where(counted, twice * r - 1.0, 0.0)
+            along = tl.sum(weight, 1)
+            across = tl.sum(weight, 0)
+        _put(rows_out, tj, col_tiles, N, 0, i, along, ATOMIC)
+        if COLS:
+            _put(cols_out, ti, row_tiles, M, 0, j, across, ATOMIC)
+    else:
+        logit = logit_of(dot, square - dot, square + dot, tl.load(scale), delta, LINK)
+        counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+        logit = tl.where(counted, logit, float("-inf"))
+        _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
+        if COLS:
+            _put(cols_out, ti, row_tiles, M, 0, j, _log_sum(logit, 0), ATOMIC)
+
+
+@triton.jit
+def tile_coefficients(u, v, u_half, v_half, groups, scale, upstream, rows_z, cols_z, labelled, out,
+                      learned, N, M,
+                      first_row, first_col, row_tiles, col_tiles, shift, delta,
+                      LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr,
+                      IDS: tl.constexpr, LEARN: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr,
+                      LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                      GROUP: tl.constexpr):  # fmt: skip
+    """dL/dc of the negatives of a chunk, both directions together, to out [rows, columns].
+
+    out is bfloat16, or float32 rounded to TF32; in split mode the rest follows after all columns.
+    LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS a pair of one label
+    is pushed by ``keep`` times its share of the sum and pulled by ``share``: labelled [2, N].
+    """
+    ti, tj = _place(row_tiles, col_tiles, GROUP)
+    row, col = first_row + ti * BM, first_col + tj * BN
+    i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    if SELF:
+        if col + BN <= row + 1:
+            _store(out, tl.zeros((BM, BN), tl.float32), ti * BM, tj * BN, col_tiles * BN, SPLIT)
+            if LEARN:
+                tl.store(learned + tl.program_id(0), 0.0)
+            return
+    left = tl.load(u_half + i, i < N, 1.0)
+    right = tl.load(v_half + j, j < M, 1.0) + (delta if LINK == ODDS else 0.0)
+    near, near_z = tl.load(upstream + i, i < N, 0.0), tl.load(rows_z + i, i < N, 0.0)
+    if COLS:
+        far, far_z = tl.load(upstream + j, j < M, 0.0), tl.load(cols_z + j, j < M, 0.0)
+    if LABELS:
+        same = tl.load(groups + i, i < N, 0)[:, None] == tl.load(groups + j, j < M, 0)[None, :]
+        near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
+        far_keep = tl.load(labelled + j, j < M, 0.0).to(tl.float32)[None, :]
+        pull = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
+        pull = pull + (far * tl.load(labelled + N + j, j < M, 0.0).to(tl.float32))[None, :]
+    dot = _products(u, v, row, col, PAD, SPLIT, BM, BN, BK)
+    square = left[:, None] + right[None, :]
+    if LINK == ODDS:
+        r = reciprocals(square - dot, BM, BN)
+        pulls = (near * near_z)[:, None]
+        if COLS:
+            pulls = pulls + (far * far_z)[None, :]
+        if LABELS:
+            kept = near_keep * (near * near_z)[:, None] + far_keep * (far * far_z)[None, :]
+            weight = (square + dot) * r
+            pulls = tl.where(same, kept - 2.0 * (1.0 + delta) * pull / weight, pulls)
+        a = (r * r) * pulls
+    else:
+        s = tl.load(scale)
+        logit = logit_of(dot, square - dot, square + dot, s, delta, LINK)
+        counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+        logit = tl.where(counted, logit, float("-inf"))
+        a = near[:, None] * tl.exp(logit - near_z[:, None])
+        if LABELS:
+            a = tl.where(same, near_keep * a, a)
+        if COLS:
+            more = far[None, :] * tl.exp(logit - far_z[None, :])
+            if LABELS:
+                more = tl.where(same, far_keep * more, more)
+            a += more
+        if LABELS:
+            a = tl.where(same & counted, a - pull, a)
+        if LEARN:
+            if LINK == SCALE:
+                tl.store(learned + tl.program_id(0), tl.sum(a * dot))
+        a *= slope_of(square - dot, square + dot, s, delta, LINK)
+    whole = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN)
+    if not whole:
+        a = tl.where(_counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0)
+    _store(out, a, ti * BM, tj * BN, col_tiles * BN, SPLIT)
+
+
+@triton.jit
+def _store(out, a, row, col, rest, SPLIT: tl.constexpr):
+    if out.dtype == tl.float32:
+        coarse = tf32(a)
+        out.store([row, col], coarse)
+        if SPLIT:
+            out.store([row, rest + col], tf32(a - coarse))
+    else:
+        out.store([row, col], a.to(out.dtype))
