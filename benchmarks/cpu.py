@@ -1,10 +1,10 @@
 """Blockwise against dense InfoNCE on the CPU: time and peak memory of forward and backward.
 
-    python benchmarks/cpu.py                  # N from 256 to 32,768, D 128 and 512; a quarter of an hour
+    python benchmarks/cpu.py                  # N from 256 to 32,768, D 128 and 512; ten minutes
     python benchmarks/cpu.py --sizes 2048 --dims 128
 
 Every measurement runs in a process of its own, so that its peak memory is its own; methods of one
-size follow each other, in two rounds, and the faster round counts. Writes benchmarks/results/cpu.json.
+size follow each other, and the fastest step of two seconds counts. Writes benchmarks/results/cpu.json.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def measure(name: str, n: int, d: int) -> dict[str, float]:
     loss(*small).backward()  # libraries loaded, threads started
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = peak_mib()
-    loss(query, key).backward()
-    extra = peak_mib() - before
-    seconds, began = [], time.perf_counter()
-    while len(seconds) < 2 or (time.perf_counter() - began < 2 and len(seconds) < 50):
+    seconds: list[float] = []
+    extra = 0.0
+    while sum(seconds) < 2 and len(seconds) < 50:
         query.grad = key.grad = None
         start = time.perf_counter()
         loss(query, key).backward()
         seconds.append(time.perf_counter() - start)
+        extra = extra or peak_mib() - before  # of the first step
     return {"seconds": min(seconds), "extra_mib": extra}
 
 
@@ -95,7 +95,6 @@ def main() -> None:
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[2**k for k in range(8, 16)])
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--one", nargs=3, metavar=("METHOD", "N", "D"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -106,18 +105,14 @@ def main() -> None:
     for d in options.dims:
         for n in options.sizes:
             found: dict[str, dict[str, float]] = {}
-            for _ in range(options.rounds):
-                for name in (name for name, (_, _, most) in METHODS.items() if n <= most):
-                    command = [sys.executable, __file__, "--one", name, str(n), str(d)]
-                    run = subprocess.run(command, capture_output=True, text=True)
-                    if run.returncode:
-                        print(
-                            f"{name} at {n} x {d} failed: {(run.stderr.strip() or 'killed').splitlines()[-1]}"
-                        )
-                        continue
-                    result = json.loads(run.stdout)
-                    if name not in found or result["seconds"] < found[name]["seconds"]:
-                        found[name] = result
+            for name in (name for name, (_, _, most) in METHODS.items() if n <= most):
+                command = [sys.executable, __file__, "--one", name, str(n), str(d)]
+                run = subprocess.run(command, capture_output=True, text=True)
+                if run.returncode:
+                    reason = (run.stderr.strip() or "killed").splitlines()[-1]
+                    print(f"{name} at {n} x {d} failed: {reason}")
+                else:
+                    found[name] = json.loads(run.stdout)
             for name, result in found.items():
                 peer = found.get(METHODS[name][1])
                 share = result["seconds"] / peer["seconds"] if peer else None

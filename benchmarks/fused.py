@@ -348,7 +348,8 @@ def main() -> None:
         result[name] = parts[name]()
         torch.cuda.empty_cache()
         out.parent.mkdir(exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")  # after each part: a later one may fail
+        # After each part, since a later one may fail.
+        out.write_text(json.dumps(result, indent=1).replace("NaN", "null") + "\n")
     say(f"wrote {out}")
 
 
