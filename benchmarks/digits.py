@@ -46,7 +46,7 @@ def draw(lines: list[dict], path: Path) -> None:
         axes.minorticks_off()
         axes.set(xlabel="temperature", ylabel="% of held-out digits", title=title)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
 
 
