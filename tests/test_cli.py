@@ -230,3 +230,17 @@ def test_help_imports_nothing_heavy():
         [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["figures", "diagnose"])
+def test_an_out_that_is_a_file_gets_one_sentence(command, tmp_path):
+    pairs = tmp_path / "pairs.npz"
+    np.savez(pairs, a=np.eye(4), b=np.eye(4))
+    words = ["figures"] if command == "figures" else ["diagnose", str(pairs)]
+    code = "from taufree.cli import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code, *words, "--out", str(pairs)], capture_output=True, text=True
+    )
+    assert run.returncode == 2
+    assert "Traceback" not in run.stderr
+    assert "must be a folder" in run.stderr

@@ -7,6 +7,8 @@ Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -116,10 +118,14 @@ def figures(
     from taufree.diagnostics.figures import draw_figures
 
     try:
-        for path in draw_figures(out):
-            typer.echo(path)
+        with _bar("drawing") as watch:
+            paths = draw_figures(out, watch=watch)
+    except ValueError as error:
+        _refuse(error)
     except OSError as error:
         _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for path in paths:
+        typer.echo(path)
 
 
 def diagnose(
@@ -145,11 +151,14 @@ def diagnose(
 
     try:
         first, pairs, groups = files.load_embeddings(file, second, labels)
-        found = embeddings.diagnose(first, pairs, labels=groups)
+        with _bar("anchors looked at") as watch:
+            found = embeddings.diagnose(first, pairs, labels=groups, watch=watch)
     except (ValueError, TypeError, OSError) as error:
         _refuse(error)
     try:
         page = diagnosis_page.write_diagnosis(found, out)
+    except ValueError as error:
+        _refuse(error)
     except OSError as error:
         _refuse(f"--out {out} cannot be written to: {error.strerror}.")
     for line in found.summary():
@@ -208,6 +217,16 @@ def _options(
 def _need(package: str) -> None:
     if find_spec(package) is None:
         raise ModuleNotFoundError(name=package)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, gone when done; gives what to call with how much is done, of how much."""
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _refuse(reason: object) -> NoReturn:

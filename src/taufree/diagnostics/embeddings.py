@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ def diagnose(
     taus: Sequence[float] = TAUS,
     sample: int = 4096,
     seed: int = 0,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnosis:
     """What temperatures, and the free loss, would do with these embeddings if all rows were one batch.
 
@@ -45,6 +46,7 @@ def diagnose(
         labels: [N] integers; a row whose label is unique is no anchor without `second`.
         taus: the temperatures to compare with free, which is `LogOdds()`.
         sample: look at this many anchors at most, drawn at random with `seed`; all rows stay candidates.
+        watch: is told now and then how many anchors are done, of how many.
 
     Example:
         >>> first = np.eye(4, 8)
@@ -80,6 +82,7 @@ def diagnose(
             part = slice(done, done := done + len(block.positive))
             for whole, values in zip(found, measure(links.values(), block), strict=True):
                 whole[..., part] = values
+            watch(done, len(rows))
 
     duplicates, zero_rows = _blemishes(a, b, groups)
     centres = np.linspace(-1, 1, 2 * bins + 1)[1::2]

@@ -37,9 +37,10 @@ STYLE = {
 }
 
 
-def draw_figures(out: Path) -> list[Path]:
+def draw_figures(out: Path, *, watch: Callable[[int, int], None] = lambda done, total: None) -> list[Path]:
     """Draw every figure as PNG and PDF into the folder `out`, made if absent, and return the files' paths.
 
+    `watch` is told after each figure how many are done, of how many.
     A file appears only when it is complete: all are drawn in a hidden folder beside, then moved.
     The caller's matplotlib settings neither show in the figures nor change.
     """
@@ -51,11 +52,12 @@ def draw_figures(out: Path) -> list[Path]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         drawn = []
-        for name, draw in FIGURES.items():
+        for number, (name, draw) in enumerate(FIGURES.items(), start=1):
             figure = draw()
             for suffix, metadata in ((".png", None), (".pdf", {"CreationDate": None})):
                 drawn.append(Path(scratch, name + suffix))
                 figure.savefig(drawn[-1], dpi="figure", metadata=metadata)
+            watch(number, len(FIGURES))
         return [path.replace(out / path.name) for path in drawn]
 
 
