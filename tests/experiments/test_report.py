@@ -7,7 +7,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-import torch
 
 from taufree.experiments.figures import accuracy_figure, cosine_figure, link_colours
 from taufree.experiments.recipes.digits import DigitsSettings
@@ -17,15 +16,6 @@ from taufree.experiments.runner import train
 
 TINY = DigitsSettings(epochs=2, batch_size=128)
 LINKS = ("learnable", "1", "free", "0.1")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors gain nothing from threads, and lose much where other programs want the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def browser():

@@ -14,15 +14,6 @@ from taufree.experiments.runner import Training, seed_everything, train
 TINY = DigitsSettings(epochs=3, batch_size=128)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors gain nothing from threads, and lose much where other programs want the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def tiny(link="free", seed=0, **changes):
     return Run("digits", link, seed, **{"settings": TINY, **changes})
 
