@@ -178,10 +178,12 @@ def _loss(contrast: Contrast, link: Link | None, reduction: str, backend: str) -
     return choose(backend, contrast, link)(contrast, link, _weights(contrast, reduction))
 
 
-def _weights(contrast: Contrast, reduction: str) -> Tensor | None:
-    """What each anchor's loss is multiplied by in the sum; None for no sum."""
+def _weights(contrast: Contrast, reduction: str) -> Tensor | float | None:
+    """What each anchor's loss is multiplied by in the sum, a number if it is the same; None for no sum."""
     if reduction == "none":
         return None
+    if contrast.labels is None:
+        return 1 / contrast.n if reduction == "mean" else 1.0
     counted = (contrast.positive_count() > 0).to(torch.float32)
     return counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
 

@@ -89,7 +89,7 @@ def interpret():
     """What the process of its own does."""
     from taufree.backends.triton import launch
 
-    launch.tile_config = lambda kind, labels: launch.Config(16, 16, 64)
+    launch.tile_config = lambda kind, labels, mode: launch.Config(16, 16, 64)
     launch.chunk_shape = lambda pad, mode: (32, 48)
     launch.PARTIAL = 4 * 3 * 27 * 2  # two tile columns at a time
     found = {
@@ -181,7 +181,8 @@ def test_says_what_it_cannot_do(contrast, link, reason):
     ("change", "link", "reason"),
     [
         ({}, Cubic(), "Cubic"),
-        ({}, LogOdds(resolution=1e-7), "resolution"),
+        ({}, LogOdds(resolution=1e-8), "at least 1e-07"),
+        ({"dtype": torch.bfloat16}, LogOdds(resolution=1e-6), "at least 1e-05"),
         ({"dtype": torch.float64}, LogOdds(), "float64"),
         ({"d": 5000}, LogOdds(), "5000"),
         ({}, LogOdds(), None),

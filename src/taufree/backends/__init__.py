@@ -1,14 +1,13 @@
 """The same contract several times: ``backend(contrast, link, weights)``.
 
-With ``weights`` [N] a backend returns the scalar sum of weights * losses, with None each anchor's
-loss [N]. The result has the dtype of :func:`taufree.backends.precision.result_dtype`.
+With ``weights`` [N], or one number for all, a backend returns the scalar sum of weights * losses, with
+None each anchor's loss [N]. The result has the dtype of :func:`taufree.backends.precision.result_dtype`.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from taufree.backends import blockwise, reference, triton
@@ -20,24 +19,23 @@ SMALL = 2**14
 
 
 class Backend(Protocol):
-    def __call__(self, contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor: ...
+    def __call__(self, contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor: ...
 
 
 def choose(backend: str, contrast: Contrast, link: Link) -> Backend:
     """The backend that a name stands for; "auto" decides by size and device.
 
     Up to 2^14 pairs (a batch of 128) the dense reference is as quick, compiles and is twice
-    differentiable; beyond that its matrices cost more than tiles do. Half-precision inputs on a GPU go to
-    the fused kernels if these can compute the loss; all others go to blockwise, which stays exact next to
-    duplicates, where the kernels are not yet. An explicit choice that cannot run raises.
+    differentiable; beyond that its matrices cost more than tiles do. On a GPU the fused kernels take over
+    if they can compute the loss, else blockwise. An explicit choice that cannot run raises.
     """
     if backend == "auto":
         candidates = contrast.n if contrast.in_batch else 0
         candidates += 0 if contrast.queue is None else contrast.queue.shape[0]
         if contrast.n * candidates <= SMALL:
             return reference.loss
-        half = contrast.anchors.is_cuda and contrast.anchors.dtype in (torch.float16, torch.bfloat16)
-        return triton.loss if half and triton.supported(contrast, link) is None else blockwise.loss
+        fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None
+        return triton.loss if fused else blockwise.loss
     if backend == "triton" and (reason := triton.supported(contrast, link)):
         raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
     return {"reference": reference.loss, "blockwise": blockwise.loss, "triton": triton.loss}[backend]

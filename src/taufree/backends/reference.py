@@ -15,7 +15,7 @@ from taufree.contrast import Contrast
 from taufree.links import Link
 
 
-def loss(contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor:
+def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     losses = anchor_losses(contrast, link)
     if weights is not None:

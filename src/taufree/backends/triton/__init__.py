@@ -13,7 +13,8 @@ from taufree.contrast import Contrast
 from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
 
 LARGEST = 4096  # columns of an input: a row must fit the registers of a block
-FINEST = 1e-5  # the smallest resolution that float32 sums of products still tell from 0
+# The smallest resolution that 1 - c of a tile still tells from 0: of half-precision inputs, and of others.
+FINEST = {True: 1e-5, False: 1e-7}
 
 
 def supported(contrast: Contrast, link: Link) -> str | None:
@@ -36,12 +37,13 @@ def supported(contrast: Contrast, link: Link) -> str | None:
         return f"the kernels take up to {LARGEST} columns, got {contrast.anchors.shape[1]}."
     if type(link) not in (LogOdds, Temperature, LearnableTemperature):
         return f"the kernels know LogOdds, Temperature and LearnableTemperature, not {type(link).__name__}."
-    if isinstance(link, LogOdds) and link.resolution < FINEST:
-        return f"the kernels need a resolution of at least {FINEST:g}, got {link.resolution:g}."
+    finest = FINEST[all(x.dtype.itemsize == 2 for x in inputs)]
+    if isinstance(link, LogOdds) and link.resolution < finest:
+        return f"the kernels need a resolution of at least {finest:g} here, got {link.resolution:g}."
     return None
 
 
-def loss(contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor:
+def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     from taufree.backends.triton import ops
     from taufree.backends.triton.launch import ODDS, POWER, SCALE

@@ -1,6 +1,6 @@
 """Link arithmetic that the kernels share: on scalars, rows and tiles alike.
 
-ODDS is LogOdds at gain 1, with r = 1/(gap + delta), weight 2(1+delta)r - 1 and slope 2(1+delta)r^2,
+ODDS is LogOdds at gain 1, with r = 1/(1 - c + delta), weight 2(1+delta)r - 1 and slope 2(1+delta)r^2,
 without exponential and maximum. POWER is LogOdds at any gain, SCALE a temperature.
 """
 
@@ -41,17 +41,18 @@ def log1p(x):
 
 
 @triton.jit
-def logit_of(cosine, gap, rise, scale, delta, LINK: tl.constexpr):
+def logit_of(cosine, gap, rise, scale, LINK: tl.constexpr):
+    """From c, 1 - c + delta and 1 + c + delta."""
     if LINK == SCALE:
         return cosine * scale
-    return scale * tl.log((rise + delta) / (gap + delta))
+    return scale * tl.log(rise / gap)
 
 
 @triton.jit
-def slope_of(gap, rise, scale, delta, LINK: tl.constexpr):
+def slope_of(gap, rise, scale, LINK: tl.constexpr):
     if LINK == SCALE:
         return scale + 0.0 * gap
-    return scale * (1.0 / (rise + delta) + 1.0 / (gap + delta))
+    return scale * (1.0 / rise + 1.0 / gap)
 
 
 @triton.jit

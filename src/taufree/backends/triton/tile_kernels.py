@@ -1,16 +1,17 @@
 """Kernels with one program a tile: a block of the similarity matrix that exists in registers only.
 
-A tile's cosines come from rows u', v' rounded to half precision, and what the link sees is the half
-squared chord of exactly these, never negative but for the rounding of float32:
+Half-precision rows meet as they are, but for a power of two: products are exact, and the cosine
+u'.v' times both rows' factors is good to the rounding of float32 sums, about 1e-6. In split mode a
+unit row is a pair (coarse, rest) of float16, see row_kernels.unit_rows, and 1 - c a half squared chord
 
-    gap  = (|u'|^2 + |v'|^2)/2 - u'.v'  =  1 - c        rise = (|u'|^2 + |v'|^2)/2 + u'.v'  =  1 + c
+    (|h|^2 + |k|^2)/2 - h.k   +   the same of the rests:   1 - c     with + for -:   1 + c
 
-``half`` holds |u'|^2/2 of each row. In split mode a row is a pair (high, low) of float16 and
-u'.v' = high.high + low.high + high.low, three runs over the columns instead of one. The sums of ODDS
-are plain sums; those of other links are logarithms, each tile relative to its own maximum.
+whose first part is exact and whose second is small: nothing is lost as c approaches 1, at four products
+instead of one. The sums of ODDS are plain sums; those of other links are logarithms, each tile
+relative to its own maximum.
 """
 
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM102, SIM108, RET505
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
 from __future__ import annotations
@@ -29,21 +30,33 @@ def _dot(a, b, total):
 
 
 @triton.jit
-def _products(u, v, row, col, PAD: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-              BK: tl.constexpr):  # fmt: skip
-    """u'.v' of BM rows from ``row`` and BN from ``col``; rows past the end read as zeros."""
+def _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD: tl.constexpr, SPLIT: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """c, 1 - c + delta, 1 + c + delta and the factors on either side, of the tile at ``row`` and ``col``.
+
+    The factors take dL/dc to dL/d(u'.v'). Rows past the end read as zeros.
+    """
+    i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    left, right = tl.load(u_sides + i, i < N, 1.0), tl.load(v_sides + j, j < M, 1.0)
     dot = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, PAD * (3 if SPLIT else 1), BK):
-        if SPLIT:
-            run = k // PAD
-            at = k - run * PAD
-            a = u.load([row, at + tl.where(run == 1, PAD, 0)])
-            b = v.load([col, at + tl.where(run == 2, PAD, 0)])
-        else:
-            a = u.load([row, k])
-            b = v.load([col, k])
-        dot = _dot(a, b, dot)
-    return dot
+    if SPLIT:
+        more_left, more_right = tl.load(u_sides + N + i, i < N, 0.0), tl.load(v_sides + M + j, j < M, 0.0)
+        rest = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, PAD, BK):
+            h, e = u.load([row, k]), u.load([row, PAD + k])
+            other_h, other_e = v.load([col, k]), v.load([col, PAD + k])
+            dot = _dot(h, other_h, dot)
+            rest = _dot(e, other_h, rest)
+            rest = _dot(h, other_e, rest)
+            rest = _dot(e, other_e, rest)
+        square = left[:, None] + right[None, :]
+        more = more_left[:, None] + (more_right + delta)[None, :]
+        return dot + rest, (square - dot) + (more - rest), (square + dot) + (more + rest), left, right
+    else:
+        for k in range(0, PAD, BK):
+            dot = _dot(u.load([row, k]), v.load([col, k]), dot)
+        c = dot * left[:, None] * right[None, :]
+        return c, (1.0 + delta) - c, (1.0 + delta) + c, left, right
 
 
 @triton.jit
@@ -114,9 +127,9 @@ def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
         tl.store(out + (part * tiles + tile).to(tl.int64) * length + at, value, at < length)
 
 
-@triton.jit
-def tile_sums(u, v, u_half, v_half, groups, scale, rows_out, cols_out, N, M, first_col, row_tiles, col_tiles,
-              shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
+@triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
+def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, first_col, row_tiles,
+              col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
               POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr, PAD: tl.constexpr,
               SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
               BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
@@ -132,19 +145,16 @@ def tile_sums(u, v, u_half, v_half, groups, scale, rows_out, cols_out, N, M, fir
         if col + BN <= row + 1:
             return
     i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
-    left = tl.load(u_half + i, i < N, 1.0)
-    right = tl.load(v_half + j, j < M, 1.0) + (delta if LINK == ODDS else 0.0)
-    dot = _products(u, v, row, col, PAD, SPLIT, BM, BN, BK)
-    square = left[:, None] + right[None, :]
+    c, gap, rise, _, _ = _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK)
     if LABELS:
         counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
         same = counted & (tl.load(groups + i, i < N, 0)[:, None] == tl.load(groups + j, j < M, 0)[None, :])
         if LINK == ODDS:
-            amount = tl.where(counted, (square + dot) * reciprocals(square - dot, BM, BN), 0.0)
+            amount = tl.where(counted, rise * reciprocals(gap, BM, BN), 0.0)
             logit = tl.log(tl.where(same, amount, 1.0))
             none = 0.0
         else:
-            logit = logit_of(dot, square - dot, square + dot, tl.load(scale), delta, LINK)
+            logit = logit_of(c, gap, rise, tl.load(scale), LINK)
             amount = tl.where(counted, logit, float("-inf"))
             none = float("-inf")
         negatives, positives = tl.where(same, none, amount), tl.where(same, amount, none)
@@ -156,7 +166,7 @@ def tile_sums(u, v, u_half, v_half, groups, scale, rows_out, cols_out, N, M, fir
         _put(cols_out, ti, row_tiles, M, 1, j, _sum(positives, 0, LINK), ATOMIC)
         _put(cols_out, ti, row_tiles, M, 2, j, tl.sum(logit, 0), ATOMIC)
     elif LINK == ODDS:
-        r = reciprocals(square - dot, BM, BN)
+        r = reciprocals(gap, BM, BN)
         twice = 2.0 * (1.0 + delta)
         if _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN):
             along = twice * tl.sum(r, 1) - BN
@@ -173,7 +183,7 @@ def tile_sums(u, v, u_half, v_half, groups, scale, rows_out, cols_out, N, M, fir
         if COLS:
             _put(cols_out, ti, row_tiles, M, 0, j, across, ATOMIC)
     else:
-        logit = logit_of(dot, square - dot, square + dot, tl.load(scale), delta, LINK)
+        logit = logit_of(c, gap, rise, tl.load(scale), LINK)
         counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
@@ -181,16 +191,16 @@ def tile_sums(u, v, u_half, v_half, groups, scale, rows_out, cols_out, N, M, fir
             _put(cols_out, ti, row_tiles, M, 0, j, _log_sum(logit, 0), ATOMIC)
 
 
-@triton.jit
-def tile_coefficients(u, v, u_half, v_half, groups, scale, upstream, rows_z, cols_z, labelled, out,
-                      learned, N, M,
-                      first_row, first_col, row_tiles, col_tiles, shift, delta,
+@triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
+def tile_coefficients(u, v, u_sides, v_sides, groups, scale, upstream, step, weight, rows_z, cols_z, labelled,
+                      out, learned, N, M, first_row, first_col, row_tiles, col_tiles, shift, delta,
                       LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr,
                       IDS: tl.constexpr, LEARN: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr,
                       LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                       GROUP: tl.constexpr):  # fmt: skip
-    """dL/dc of the negatives of a chunk, both directions together, to out [rows, columns].
+    """dL/d(u'.v') of the negatives of a chunk, both directions together, to out [rows, columns].
 
+    dL/dL_i is upstream[i * step] * weight.
     out is bfloat16, or float32 rounded to TF32; in split mode the rest follows after all columns.
     LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS a pair of one label
     is pushed by ``keep`` times its share of the sum and pulled by ``share``: labelled [2, N].
@@ -204,32 +214,30 @@ def tile_coefficients(u, v, u_half, v_half, groups, scale, upstream, rows_z, col
             if LEARN:
                 tl.store(learned + tl.program_id(0), 0.0)
             return
-    left = tl.load(u_half + i, i < N, 1.0)
-    right = tl.load(v_half + j, j < M, 1.0) + (delta if LINK == ODDS else 0.0)
-    near, near_z = tl.load(upstream + i, i < N, 0.0), tl.load(rows_z + i, i < N, 0.0)
+    near, near_z = tl.load(upstream + i * step, i < N, 0.0) * weight, tl.load(rows_z + i, i < N, 0.0)
     if COLS:
-        far, far_z = tl.load(upstream + j, j < M, 0.0), tl.load(cols_z + j, j < M, 0.0)
+        far, far_z = tl.load(upstream + j * step, j < M, 0.0) * weight, tl.load(cols_z + j, j < M, 0.0)
     if LABELS:
         same = tl.load(groups + i, i < N, 0)[:, None] == tl.load(groups + j, j < M, 0)[None, :]
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
         far_keep = tl.load(labelled + j, j < M, 0.0).to(tl.float32)[None, :]
         pull = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
         pull = pull + (far * tl.load(labelled + N + j, j < M, 0.0).to(tl.float32))[None, :]
-    dot = _products(u, v, row, col, PAD, SPLIT, BM, BN, BK)
-    square = left[:, None] + right[None, :]
+    c, gap, rise, left, right = _cosines(
+        u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
+    )
     if LINK == ODDS:
-        r = reciprocals(square - dot, BM, BN)
+        r = reciprocals(gap, BM, BN)
         pulls = (near * near_z)[:, None]
         if COLS:
             pulls = pulls + (far * far_z)[None, :]
         if LABELS:
             kept = near_keep * (near * near_z)[:, None] + far_keep * (far * far_z)[None, :]
-            weight = (square + dot) * r
-            pulls = tl.where(same, kept - 2.0 * (1.0 + delta) * pull / weight, pulls)
+            pulls = tl.where(same, kept - 2.0 * (1.0 + delta) * pull / (rise * r), pulls)
         a = (r * r) * pulls
     else:
         s = tl.load(scale)
-        logit = logit_of(dot, square - dot, square + dot, s, delta, LINK)
+        logit = logit_of(c, gap, rise, s, LINK)
         counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         a = near[:, None] * tl.exp(logit - near_z[:, None])
@@ -244,8 +252,10 @@ def tile_coefficients(u, v, u_half, v_half, groups, scale, upstream, rows_z, col
             a = tl.where(same & counted, a - pull, a)
         if LEARN:
             if LINK == SCALE:
-                tl.store(learned + tl.program_id(0), tl.sum(a * dot))
-        a *= slope_of(square - dot, square + dot, s, delta, LINK)
+                tl.store(learned + tl.program_id(0), tl.sum(a * c))
+        a *= slope_of(gap, rise, s, LINK)
+    if not SPLIT:
+        a = a * left[:, None] * right[None, :]
     whole = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN)
     if not whole:
         a = tl.where(_counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0)
