@@ -1,186 +1,104 @@
 """The fused kernels on a GPU: error against float64, time against the floor and against peers, memory.
 
-    python benchmarks/fused.py                  # everything; some minutes on an H200
-    python benchmarks/fused.py --only error     # or: steps, graphs, symmetry, million; tune: tile shapes
+    python benchmarks/fused.py                  # everything but tune; some minutes on an H200
+    python benchmarks/fused.py --only error     # or: steps, graphs, symmetry, million, profile, tune
+    python benchmarks/fused.py --only steps --sizes 16384x512
 
-A step is a forward and a backward of the symmetric loss on bfloat16 rows. The floor is 8 N^2 D
-operations (the similarities twice, two gradients) at the bfloat16 matmul rate measured in the same
-run. Peers are timed if they can be imported. Writes benchmarks/results/fused-<gpu>.json.
+A step is a forward and a backward on bfloat16 rows; taufree.bench says what the floor counts and how each
+library is called. Writes benchmarks/results/fused-<gpu>.json after every part, with the goals and whether
+they are met; parts that --only leaves out stay there as they were, each with the run it comes from.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
-import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-import triton
+from fused_ahead import compile_ahead, wanted
+from fused_goals import goals
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from train_fused import Task
 
 import taufree
-from taufree.backends import reference
-from taufree.backends import triton as fused
 from taufree.backends.triton import launch
-from taufree.backends.triton.launch import Config
-from taufree.contrast import Contrast
+from taufree.bench import measure
+from taufree.bench.methods import METHODS, methods
+from taufree.bench.run import table_row
 
-TAU = 0.07
-MIB = 2**20
-SIZES = [(4096, 512), (16384, 128), (16384, 512), (65536, 128), (65536, 512), (32768, 1024)]
-PARTS = ("error", "steps", "graphs", "symmetry", "million")
-CONFIGS = (Config(), Config(stages=2, registers=168), Config(128, 256, 64, 8, 3), Config(64, 128, 64, 4, 3))
-LINK = taufree.LogOdds()
+SIZES = [
+    "1024x512",
+    "4096x512",
+    "16384x128",
+    "16384x256",
+    "16384x512",
+    "32768x1024",
+    "65536x128",
+    "65536x512",
+]
+PARTS = ("error", "steps", "graphs", "symmetry", "million", "profile")
+BF16 = torch.bfloat16
+BY_NAME = {method.name: method for method in METHODS}
+FUSED = BY_NAME["taufree triton, free"]
 
 
-def pairs(n: int, d: int, kind: str = "random", dtype: torch.dtype = torch.bfloat16):
-    """Rows and their positives. "clustered": most cosines above 0.9; "duplicates": repeated rows, and
-    positives at an angle of 1e-3."""
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def inputs(kind: str, n: int, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows and their positives.
+
+    "clustered": most cosines above 0.9. "duplicates": exact copies among the negatives, and positives at an
+    angle of 1e-3. "trained": what a small encoder makes of its data when positives have come close.
+    """
+    if kind == "trained":
+        a, b = trained(n, d)
+        return a.to(dtype), b.to(dtype)
     a, noise = torch.randn(2, n, d, device="cuda").unbind()
     if kind == "clustered":
         a, noise = a * 0.2 + torch.randn(1, d, device="cuda"), noise * 0.2
     if kind == "duplicates":
         a[n // 2 :] = a[: n - n // 2].clone()
         noise = noise * 1e-3
-    return tuple(x.to(dtype).requires_grad_() for x in (a, a + noise))
+    return a.to(dtype), (a + noise).to(dtype)
 
 
-def symmetric(backend):
-    return lambda a, b: backend(Contrast(a, b, symmetric=True), LINK, _mean(len(a)))
+@functools.cache
+def trained(n: int, d: int) -> tuple[Tensor, Tensor]:
+    task = Task(0, d, "cuda")
+    task.train("reference", torch.float32)
+    with torch.no_grad():
+        return task.batch(n)
 
 
-def nt_xent(backend):
-    def loss(a, b):
-        return backend(Contrast(torch.cat([a, b]), shift=len(a)), LINK, _mean(2 * len(a)))
-
-    return loss
-
-
-def _mean(n: int) -> torch.Tensor:
-    return torch.full((n,), 1 / n, device="cuda")
-
-
-def dense_free(a, b):
-    """The temperature-free loss as one writes it by hand, in the inputs' precision."""
-    c = (F.normalize(a) @ F.normalize(b).T).float() / (1 + LINK.resolution)
-    logits = torch.log1p(c) - torch.log1p(-c)
-    own = torch.arange(len(a), device=a.device)
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
-
-
-def dense_tau(a, b):
-    logits = (F.normalize(a) @ F.normalize(b).T).float() / TAU
-    own = torch.arange(len(a), device=a.device)
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
-
-
-def peers() -> dict[str, Callable]:
-    """Every other implementation at hand, by name."""
-    found = {
-        "dense eager, free": dense_free,
-        "dense eager, tau": dense_tau,
-        "torch.compile, dense, free": torch.compile(dense_free),
-        "torch.compile, dense, tau": torch.compile(dense_tau),
-    }
-    try:
-        from open_clip.loss import ClipLoss
-
-        clip = ClipLoss()
-        scale = torch.tensor(1 / TAU, device="cuda", dtype=torch.bfloat16)
-        found["open_clip ClipLoss"] = lambda a, b: clip(F.normalize(a), F.normalize(b), scale)
-    except ImportError:
-        pass
-    try:
-        from lightly.loss import NTXentLoss
-
-        found["lightly NTXentLoss (2N rows)"] = NTXentLoss(TAU)
-    except ImportError:
-        pass
-    try:
-        from cut_cross_entropy import linear_cross_entropy
-
-        def cut(a, b):
-            u, v, own = F.normalize(a), F.normalize(b), torch.arange(len(a), device=a.device)
-            return (
-                sum(linear_cross_entropy(x / TAU, y, own, filter_eps=None) for x, y in ((u, v), (v, u))) / 2
-            )
-
-        found["cut-cross-entropy x2, no filter"] = cut
-    except ImportError:
-        pass
-    try:
-        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-        liger = LigerFusedLinearCrossEntropyLoss()
-
-        def both(a, b):
-            u, v, own = F.normalize(a), F.normalize(b), torch.arange(len(a), device=a.device)
-            return (liger(v, u / TAU, own) + liger(u, v / TAU, own)) / 2
-
-        found["Liger fused linear CE x2"] = both
-    except ImportError:
-        pass
-    return found
-
-
-def stepper(loss: Callable, a: torch.Tensor, b: torch.Tensor) -> Callable[[], None]:
-    def step() -> None:
-        a.grad = b.grad = None
-        loss(a, b).backward()
-
-    return step
-
-
-def milliseconds(step: Callable[[], object], rep: int = 100) -> float:
-    return triton.testing.do_bench(step, warmup=25, rep=rep, return_mode="median")
-
-
-def extra_mib(step: Callable[[], object], *leaves: torch.Tensor) -> float:
-    """Peak memory of a step beyond its inputs, gradients included."""
-    for leaf in leaves:
-        leaf.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / MIB
-
-
-def matmul_rate() -> float:
-    """TFLOP/s of a large bfloat16 product on random data."""
-    a, b = torch.randn(2, 8192, 8192, device="cuda", dtype=torch.bfloat16).unbind()
-    return 2 * 8192**3 / milliseconds(lambda: a @ b, 300) / 1e9
-
-
-def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((found.double() - truth.double()).norm() / truth.double().norm())
-
-
-def error(say: Callable[[str], None]) -> list[dict]:
+def error() -> list[dict]:
+    """Relative errors of the fused and the dense loss in each precision, against the reference in float64."""
     rows = []
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for kind in ("random", "clustered", "duplicates"):
+    for kind in ("random", "clustered", "duplicates", "trained"):
+        for dtype in (BF16, torch.float16, torch.float32):
             for n, d in ((1537, 200), (4096, 512)):
-                a, b = pairs(n, d, kind, dtype)
+                given = inputs(kind, n, d, dtype)
                 results = {}
                 for name, loss, wide in (
-                    ("truth", symmetric(reference.loss), True),
-                    ("dense", dense_free, False),
-                    ("fused", symmetric(fused.loss), False),
+                    ("truth", lambda a, b: taufree.info_nce(a, b, symmetric=True, backend="reference"), True),
+                    ("dense", BY_NAME["dense eager, free"].make("symmetric"), False),
+                    ("fused", FUSED.make("symmetric"), False),
                 ):
-                    x, y = ((t.detach().double() if wide else t.detach()).requires_grad_() for t in (a, b))
-                    value = loss(x, y)
-                    grads = torch.autograd.grad(value * 1024, (x, y))  # scaled, or float16 underflows
+                    a, b = ((x.double() if wide else x.clone()).requires_grad_() for x in given)
+                    value = loss(a, b)
+                    grads = torch.autograd.grad(value * 1024, (a, b))  # scaled, or float16 underflows
                     results[name] = value.detach(), torch.cat(grads)
                 row = {"dtype": str(dtype)[6:], "rows": kind, "n": n, "d": d}
                 for name in ("fused", "dense"):
-                    row[f"{name}_loss"] = relative(results[name][0], results["truth"][0])
-                    row[f"{name}_gradient"] = relative(results[name][1], results["truth"][1])
+                    row[f"{name}_loss"] = measure.relative(results[name][0], results["truth"][0])
+                    row[f"{name}_gradient"] = measure.relative(results[name][1], results["truth"][1])
                 rows.append(row)
                 say(
                     f"{row['dtype']:9} {kind:11} {n}x{d}, fused (dense): loss {row['fused_loss']:.1e} "
@@ -190,39 +108,38 @@ def error(say: Callable[[str], None]) -> list[dict]:
     return rows
 
 
-def steps(say: Callable[[str], None], rate: float, sizes: list[tuple[int, int]], largest: int) -> list[dict]:
+def steps(
+    rate: float, sizes: list[tuple[int, int]], largest: int, keep: Callable[[str, list[dict]], None]
+) -> list[dict]:
+    """Every method that is installed; ``keep`` is given the rows so far after each size."""
+    compile_ahead([(n, d) for n, d in sizes if n <= largest])
     rows = []
-    for n, d in sizes:
-        a, b = pairs(n, d)
-        floor = 8 * n * n * d / rate / 1e9
-        others = peers() if n <= largest else {}
-        for name, loss in {"taufree, fused": symmetric(fused.loss), **others}.items():
-            step = stepper(loss, a, b)
-            try:
-                step()
-                row = {"method": name, "n": n, "d": d, "ms": milliseconds(step), "floor_ms": floor}
-                row |= {"share_of_floor": floor / row["ms"], "extra_mib": extra_mib(step, a, b)}
-            except Exception as problem:  # a peer that fails must not take the table with it
-                say(f"{n} x {d} {name}: {type(problem).__name__} {str(problem)[:200]}")
-                if name.startswith("taufree"):
-                    raise
+    for loss, n, d in wanted(sizes):
+        batch = measure.Measured(loss, *measure.pairs(n, d, "cuda", BF16), rate)
+        for method in methods("cuda", loss):
+            ours = method.name.startswith("taufree triton")
+            if not method.installed() or "blockwise" in method.name or (n > largest and not ours):
                 continue
-            rows.append(row)
+            rows.append(batch.row(method))
+            cells = table_row(rows[-1])
             say(
-                f"{n:>6} x {d:<5}{name:32}{row['ms']:9.3f} ms  floor {floor:7.3f} "
-                f"({row['share_of_floor']:4.0%}){row['extra_mib']:9.0f} MiB"
+                f"{loss:10}{cells['N x D']:>14}  {cells['method']:28}{cells['ms']:>8} ms"
+                f"{cells['of floor']:>6} of floor{cells['MiB']:>8} MiB  {cells['note']}"
             )
+        keep("steps", rows)
     return rows
 
 
-def graphs(say: Callable[[str], None]) -> list[dict]:
+def graphs() -> list[dict]:
     """The whole step replayed from a CUDA graph, where the host no longer counts."""
     rows = []
-    methods = {"taufree, fused": symmetric(fused.loss), "dense eager, free": dense_free}
+    names = ["taufree triton, free", "taufree triton, tau"]
+    names += [f"{how}, {link}" for how in ("dense eager", "torch.compile dense") for link in ("free", "tau")]
     for n, d in ((512, 128), (1024, 512), (4096, 512)):
-        for name, loss in methods.items():
-            a, b = pairs(n, d)
-            step = stepper(loss, a, b)
+        for name in names:
+            a, b = measure.pairs(n, d, "cuda", BF16)
+            loss = BY_NAME[name].make("symmetric")
+            step = measure.stepper(loss, a, b)
             side = torch.cuda.Stream()
             with torch.cuda.stream(side):
                 for _ in range(3):
@@ -232,29 +149,32 @@ def graphs(say: Callable[[str], None]) -> list[dict]:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 loss(a, b).backward()
-            rows.append({"method": name, "n": n, "d": d, "ms": milliseconds(graph.replay)})
-            rows[-1]["host_bound_ms"] = milliseconds(step)
-            say(f"{n} x {d} {name}: graph {rows[-1]['ms']:.3f} ms, plain {rows[-1]['host_bound_ms']:.3f} ms")
+            row = {"method": name, "n": n, "d": d, "ms": measure.milliseconds(graph.replay, "cuda")}
+            row["plain_ms"] = measure.milliseconds(step, "cuda")
+            rows.append(row)
+            say(f"{n} x {d} {name:28} graph {row['ms']:.3f} ms, plain {row['plain_ms']:.3f} ms")
     return rows
 
 
-def symmetry(say: Callable[[str], None]) -> list[dict]:
+def symmetry() -> list[dict]:
+    """NT-Xent of N rows beside the symmetric loss of N pairs: the same N x N, with and without symmetry."""
     rows = []
     for n, d in ((16384, 512), (32768, 512)):
-        whole = milliseconds(stepper(symmetric(fused.loss), *pairs(n, d)))
-        half = milliseconds(stepper(nt_xent(fused.loss), *pairs(n // 2, d)))
-        rows.append(
-            {"rows": n, "d": d, "nt_xent_ms": half, "without_symmetry_ms": whole, "share": half / whole}
-        )
-        say(f"NT-Xent of {n} rows x {d}: {half:.2f} ms, {half / whole:.2f} of the matrix without symmetry")
+        whole = measure.stepper(FUSED.make("symmetric"), *measure.pairs(n, d, "cuda", BF16))
+        half = measure.stepper(FUSED.make("nt-xent"), *measure.pairs(n // 2, d, "cuda", BF16))
+        row = {"rows": n, "d": d, "nt_xent_ms": measure.milliseconds(half, "cuda")}
+        row["without_symmetry_ms"] = measure.milliseconds(whole, "cuda")
+        row["share"] = row["nt_xent_ms"] / row["without_symmetry_ms"]
+        rows.append(row)
+        say(f"NT-Xent of {n} rows x {d}: {row['nt_xent_ms']:.2f} ms, {row['share']:.2f} of the whole matrix")
     return rows
 
 
-def million(say: Callable[[str], None]) -> list[dict]:
+def million() -> list[dict]:
     n, d = 2**20, 512
-    a, b = pairs(n, d)
-    step = stepper(symmetric(fused.loss), a, b)
-    memory = extra_mib(step, a, b)
+    a, b = measure.pairs(n, d, "cuda", BF16)
+    step = measure.stepper(FUSED.make("symmetric"), a, b)
+    memory = measure.extra_mib(step, a, b)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     step()
@@ -265,40 +185,49 @@ def million(say: Callable[[str], None]) -> list[dict]:
     return [row]
 
 
-def passes(n: int, d: int) -> list[Callable[[], None]]:
-    """The sums, the coefficients, and the coefficients with their two products, each on its own."""
-    mode = launch.Mode(torch.bfloat16, split=False, tf32=False)
-    link = launch.Link(launch.ODDS, _mean(1), LINK.resolution)
-    u, v = (launch.Rows(x.detach(), mode) for x in pairs(n, d))
-    positive = launch.fill_pairs(u, v, mode, 0)
-    block = launch.Block(u, v, None, labels=False, shift=0, cols=True, positives=True)
-    rows, cols = torch.zeros(2, 1, n, device="cuda").unbind()
-    grads = torch.zeros(2, n, u.pad, device="cuda")
-    sides = (_mean(n), _mean(n), _mean(n), positive)
-    return [
-        lambda: launch.add_sums(block, mode, link, rows, cols),
-        lambda: launch.add_gradients(block, mode, link, sides, (None, None), None),
-        lambda: launch.add_gradients(block, mode, link, sides, (grads[0], grads[1]), None),
-    ]
+def profile_kernels() -> list[dict]:
+    """Microseconds of each kernel in a step, by the profiler."""
+    rows = []
+    for loss, n, d in (("symmetric", 16384, 128), ("symmetric", 16384, 512), ("nt-xent", 8192, 512)):
+        step = measure.stepper(FUSED.make(loss), *measure.pairs(n, d, "cuda", BF16))
+        for _ in range(2):
+            step()
+        with profile(activities=[ProfilerActivity.CUDA]) as watched:
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+        found = {e.key: e.device_time_total / 5 for e in watched.key_averages() if e.device_time_total}
+        rows.append({"loss": loss, "n": n, "d": d, "microseconds": found})
+        for name, us in sorted(found.items(), key=lambda item: -item[1]):
+            say(f"{loss} {n} x {d} {name[:70]:70} {us:8.1f} us")
+    return rows
 
 
-def tune(say: Callable[[str], None], sizes: list[tuple[int, int]]) -> list[dict]:
-    """TFLOP/s of the two passes over the tiles and of the products, for a few tile shapes."""
+def tune(sizes: list[tuple[int, int]]) -> list[dict]:
+    """Milliseconds of the forward and of the whole step for a few tile shapes."""
+    usual = launch.Config()
+    shapes = [usual, usual._replace(warps=8), usual._replace(stages=2), usual._replace(stages=4)]
+    shapes += [usual._replace(bn=256, warps=8), usual._replace(bm=64)]
     rows, chosen = [], launch.tile_config
     for n, d in sizes:
-        work = 2 * n * n * d / 1e9
-        for config in CONFIGS:
-            launch.tile_config = lambda kind, labels, config=config: config
-            sums, coefficients, products = (milliseconds(run, 40) for run in passes(n, d))
-            row = {"n": n, "d": d, "config": config._asdict(), "sums_tflops": work / sums}
-            row["coefficients_tflops"] = work / coefficients
-            row["products_tflops"] = 2 * work / (products - coefficients)
+        a, b = measure.pairs(n, d, "cuda", BF16)
+        loss = FUSED.make("symmetric")
+        for shape in shapes:
+            row: dict = {"n": n, "d": d, "config": shape._asdict()}
+            launch.tile_config = lambda *_, shape=shape: shape
+            try:
+                with torch.no_grad():
+                    row["forward_ms"] = measure.milliseconds(lambda: loss(a, b), "cuda", 40)  # noqa: B023
+                row["step_ms"] = measure.milliseconds(measure.stepper(loss, a, b), "cuda", 40)
+                say(
+                    f"{n} x {d} {tuple(shape)}: forward {row['forward_ms']:.3f}, step {row['step_ms']:.3f} ms"
+                )
+            except Exception as problem:  # a shape that does not fit the card is a result too
+                row["problem"] = str(problem)[:200]
+                say(f"{n} x {d} {tuple(shape)}: {row['problem']}")
+            finally:
+                launch.tile_config = chosen
             rows.append(row)
-            say(
-                f"{n} x {d} {tuple(config)}: sums {row['sums_tflops']:.0f}, coefficients "
-                f"{row['coefficients_tflops']:.0f}, products {row['products_tflops']:.0f} TFLOP/s"
-            )
-    launch.tile_config = chosen
     return rows
 
 
@@ -306,51 +235,56 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=(*PARTS, "tune"), default=PARTS)
-    parser.add_argument("--sizes", nargs="+", metavar="NxD", default=[f"{n}x{d}" for n, d in SIZES])
-    parser.add_argument("--peers-up-to", type=int, default=16384, metavar="N", help="largest N of the peers")
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=(*PARTS, "tune"), default=PARTS)
+    parser.add_argument("--sizes", nargs="+", metavar="NxD", default=SIZES, help="of steps and tune")
+    parser.add_argument("--peers-up-to", type=int, default=65536, metavar="N", help="largest N of the peers")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/fused.py needs a CUDA device.")
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    torch.manual_seed(0)
-    gpu = torch.cuda.get_device_name()
-    rate = matmul_rate()
-    say(f"{gpu}, bfloat16 matmul {rate:.0f} TFLOP/s")
-    result: dict = {
-        "what": "forward + backward of the symmetric loss, bfloat16; milliseconds and MiB beyond the inputs",
-        "command": "python benchmarks/fused.py",
-        "date": datetime.date.today().isoformat(),
-        "gpu": gpu,
-        "matmul_tflops": rate,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "taufree": taufree.__version__,
-        },
-    }
-    out = options.out or Path(__file__).parent / "results" / f"fused-{gpu.split()[-1].lower()}.json"
     sizes = [(int(n), int(d)) for n, d in (size.split("x") for size in options.sizes)]
+    torch.manual_seed(0)
+    rate = measure.matmul_tflops("cuda")
+    result: dict = {
+        "what": "forward + backward, bfloat16; milliseconds, and MiB beyond the inputs",
+        "command": "python benchmarks/fused.py",
+        **measure.about("cuda", [m.package for m in METHODS if m.package and m.installed()]),
+        "matmul_tflops": rate,
+    }
+    gpu = str(result["hardware"]["gpu"])
+    say(f"{gpu}, bfloat16 matmul {rate:.0f} TFLOP/s")
+    out = options.out or Path(__file__).parent / "results" / f"fused-{gpu.split()[-1].lower()}.json"
+    earlier = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    result["runs"] = {name: run for name, run in earlier.get("runs", {}).items() if name not in options.only}
+    result |= {name: earlier[name] for name in result["runs"]}
+    begin = datetime.datetime.now().isoformat(timespec="seconds")
+
+    def keep(name: str, rows: list[dict]) -> None:
+        """Write what there is, since what follows may fail."""
+        result[name] = rows
+        result["runs"][name] = {"began": begin, "matmul_tflops": rate}
+        result["goals"] = goals(result)
+        measure.save(result, out)
+
     parts: dict[str, Callable[[], list[dict]]] = {
-        "error": lambda: error(say),
-        "steps": lambda: steps(say, rate, sizes, options.peers_up_to),
-        "graphs": lambda: graphs(say),
-        "symmetry": lambda: symmetry(say),
-        "million": lambda: million(say),
-        "tune": lambda: tune(say, sizes),
+        "error": error,
+        "steps": lambda: steps(rate, sizes, options.peers_up_to, keep),
+        "graphs": graphs,
+        "symmetry": symmetry,
+        "million": million,
+        "profile": profile_kernels,
+        "tune": lambda: tune(sizes),
     }
     for name in options.only:
-        result[name] = parts[name]()
+        start = time.perf_counter()
+        keep(name, parts[name]())
         torch.cuda.empty_cache()
-        out.parent.mkdir(exist_ok=True)
-        # After each part, since a later one may fail.
-        out.write_text(json.dumps(result, indent=1).replace("NaN", "null") + "\n")
+        say(f"{name}: {time.perf_counter() - start:.0f} s")
+    for goal in result["goals"]:
+        say(f"{'met' if goal['met'] else 'NOT met':8} {goal['goal']} ({goal['at']}): {goal['measured']:.4g}")
     say(f"wrote {out}")
+    if broken := [row for row in result.get("steps", []) if "problem" in row and "taufree" in row["method"]]:
+        raise SystemExit(f"taufree itself failed: {broken[0]['problem']}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_version_and_help():
     assert invoke("--version").output == f"taufree {taufree.__version__}\n"
     page = invoke("--help")
     assert page.exit_code == 0
-    assert all(command in page.output for command in ("run", "figures", "diagnose"))
+    assert all(command in page.output for command in ("run", "figures", "diagnose", "bench"))
 
 
 def test_help_teaches():
@@ -54,12 +54,15 @@ def test_help_teaches():
     assert "130 interrupted" in page
     assert "taufree diagnose image.npy text.npy" in invoke("diagnose", "--help").output
     assert "taufree figures --out" in invoke("figures", "--help").output
+    assert "taufree bench --loss nt-xent" in invoke("bench", "--help").output
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "cifar"], "recipe must be one of digits, got 'cifar'."),
+        (["run", "cifar"], "digits, got 'cifar'."),
+        (["run", "--preset", "slow"], "preset must be one of full, quick, got 'slow'."),
+        (["run", "--mask", "pygcl"], "mask is not a setting of the recipe digits."),
         (["run", "--links", "free,warm"], "got 'warm'."),
         (["run", "--links", "0"], "got '0'."),
         (["run", "--epochs", "0"], "epochs must be at least 1, got 0."),
@@ -67,6 +70,11 @@ def test_help_teaches():
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["diagnose", "absent.npy"], "absent.npy does not exist"),
+        (["bench", "--n", "64,x"], "n must be positive integers with commas between them, got '64,x'."),
+        (["bench", "--d", "0"], "d must be positive integers with commas between them, got '0'."),
+        (["bench", "--loss", "clip"], "loss must be one of symmetric, nt-xent, got 'clip'."),
+        (["bench", "--dtype", "int8"], "dtype must be one of bfloat16, float16, float32, got 'int8'."),
+        (["bench", "--out", "."], "--out must be a file, got the folder ."),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):

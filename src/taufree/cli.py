@@ -17,6 +17,7 @@ try:
     import typer
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 except ModuleNotFoundError:  # main() says what to install
     typer = None  # type: ignore[assignment]
 
@@ -27,18 +28,29 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="What to train: digits.")] = "digits",
+    recipe: Annotated[str, typer.Argument(help="What to train: digits or citeseer.")] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
     ] = "free,0.1,0.25,0.5,1,learnable",
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each link is trained with.")] = 3,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the recipe's]")] = None,
+    preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of each link.  [default: the preset's]")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the preset's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true, ...")] = "32-true",
     data: Annotated[
         Path | None,
-        typer.Option(envvar="TAUFREE_DATA", help="Folder of the recipe's data; digits needs none."),
+        typer.Option(
+            envvar="TAUFREE_DATA",
+            help="Folder of the recipe's data: planetoid/CiteSeer/raw in it, downloaded if not given; "
+            "digits needs none.",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of results and report.  [default: runs/RECIPE]")
@@ -56,13 +68,14 @@ def run(
       taufree run                                    all links on digits, about two minutes
       taufree run digits --links free,0.07,0.2 --seeds 5
       taufree run digits --epochs 200 --jobs 2 --out runs/long
+      taufree run citeseer --preset quick            a graph; without the preset as in the paper
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
     _need("lightning")  # only the workers import it, and this is the place to say that it is missing
     from taufree.experiments.environment import choose_device
     from taufree.experiments.link_names import parse_links
-    from taufree.experiments.recipe import find_recipe
+    from taufree.experiments.recipe import choose_settings, find_recipe
     from taufree.experiments.report import write_report
     from taufree.experiments.run import BadInputError, Run
     from taufree.experiments.summary import free_against_best
@@ -72,14 +85,15 @@ def run(
     console = Console(stderr=True)
     try:
         names = parse_links(links)
-        given = {"epochs": epochs, "batch_size": batch_size}
-        settings_type = find_recipe(recipe).settings_type
-        settings = settings_type(**{name: value for name, value in given.items() if value is not None})
+        given = {"epochs": epochs, "batch_size": batch_size, "mask": mask}
+        settings, usual = choose_settings(find_recipe(recipe), preset, given)
         device = choose_device(device, precision)
     except ValueError as error:
         _refuse(error)
     runs = [
-        Run(recipe, link, seed, settings, precision, device, data) for seed in range(seeds) for link in names
+        Run(recipe, link, seed, settings, precision, device, data)
+        for seed in range(seeds or usual)
+        for link in names
     ]
     try:
         outcome = sweep(runs, out, jobs=jobs, console=console)
@@ -166,6 +180,67 @@ def diagnose(
     typer.echo(f"Page: {page}")
 
 
+def bench(
+    n: Annotated[
+        str | None,
+        typer.Option(help="Pairs in a batch, comma-separated.  [default: 4096,16384; 1024,4096 on a CPU]"),
+    ] = None,
+    d: Annotated[
+        str | None, typer.Option(help="Columns, comma-separated.  [default: 512; 128 on a CPU]")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bfloat16, float16 or float32.  [default: bfloat16; float32 on a CPU]"),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="symmetric (CLIP) or nt-xent (SimCLR).")] = "symmetric",
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("bench.json"),
+) -> None:
+    """Time the losses on this machine, beside dense code and other libraries.
+
+    A step is a forward and a backward. The floor is the time of the operations that no exact way can do
+    without, at the rate of a large matrix product measured in the same run. Libraries that are installed
+    are measured too, with a temperature; what fails or runs out of memory is a line that says so.
+
+    \b
+    Examples:
+      taufree bench                                  a minute or two
+      taufree bench --n 4096,65536 --d 128,512 --out mine.json
+      taufree bench --loss nt-xent --dtype float32
+    """
+    import torch
+
+    from taufree.bench.measure import save
+    from taufree.bench.run import DEFAULTS, check, numbers, remarks, table_row
+    from taufree.bench.run import bench as measure
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = [given or default for given, default in zip((n, d, dtype), DEFAULTS[device], strict=True)]
+    try:
+        if out.is_dir():
+            raise ValueError(f"--out must be a file, got the folder {out}.")
+        ns, ds = numbers("n", given[0]), numbers("d", given[1])
+        check(given[2], loss)
+    except ValueError as error:
+        _refuse(error)
+    with _bar("measuring") as watch:
+        result = measure(ns, ds, given[2], loss, device, watch)
+    rows = [table_row(row) for row in result["rows"]]
+    table = Table(title=f"{loss}, {given[2]}: a forward and a backward")
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in ("ms", "of floor", "MiB") else "left")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    show = Console(soft_wrap=True)
+    show.print(table)
+    for line in remarks(result):
+        show.print(line, highlight=False, markup=False)
+    try:
+        save(result, out)
+    except OSError as error:
+        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    show.print(f"Results: {out}", highlight=False, markup=False)
+
+
 def build() -> typer.Typer:
     """The command with its subcommands."""
     app = typer.Typer(
@@ -177,7 +252,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for command in (run, figures, diagnose):
+    for command in (run, figures, diagnose, bench):
         app.command()(command)
     return app
 

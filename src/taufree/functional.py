@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS, choose
+from taufree.backends.precision import wide_dtype
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
 
@@ -184,7 +185,7 @@ def _weights(contrast: Contrast, reduction: str) -> Tensor | float | None:
         return None
     if contrast.labels is None:
         return 1 / contrast.n if reduction == "mean" else 1.0
-    counted = (contrast.positive_count() > 0).to(torch.float32)
+    counted = (contrast.positive_count() > 0).to(wide_dtype(contrast.anchors.device))
     return counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
 
 

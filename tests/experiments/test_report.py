@@ -51,7 +51,7 @@ def test_the_page_as_a_browser_shows_it(lines, tmp_path):
 
     stored = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     head, *rows = cells(dom, "results")
-    assert head == ["link", "knn", "linear", "seeds", "note"]
+    assert head == ["link", "knn", "linear", "seeds", "seconds", "note"]
     assert [row[0] for row in rows] == ["free", "tau 0.1", "tau 1", "learnable tau"]
     for row, link in zip(rows, ("free", "0.1", "1", "learnable"), strict=True):
         for column, metric in ((1, "knn"), (2, "linear")):

@@ -100,6 +100,18 @@ def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, link):
     assert resumed["seconds"] > 0
 
 
+def test_a_run_may_go_on_on_a_device_that_cannot_replay_its_steps(tmp_path):
+    there, here = begun(tiny()), begun(tiny())
+    there.train_epoch()
+    for group in there.optimizer.param_groups:
+        group["capturable"] = True
+    there.save(Checkpoint(tmp_path))
+    here.restore(Checkpoint(tmp_path))
+    assert not any(group["capturable"] for group in here.optimizer.param_groups)
+    here.train_epoch()
+    assert here.epoch == 2
+
+
 def test_a_run_killed_in_its_evaluation_does_not_train_again(tmp_path):
     whole = train(tiny(), tmp_path)
     epochs = []

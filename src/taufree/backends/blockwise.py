@@ -22,7 +22,15 @@ from torch import Tensor
 from taufree.backends import precision
 from taufree.backends.precision import chords, full_precision, result_dtype, wide_dtype
 from taufree.backends.rows import Rows, cut, spans
-from taufree.backends.tiles import Direction, OddsTile, Side, SoftmaxTile, link_gradient
+from taufree.backends.tiles import (
+    Direction,
+    LeftOut,
+    OddsTile,
+    Side,
+    SoftmaxTile,
+    keep_freed_memory,
+    link_gradient,
+)
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
 
@@ -33,8 +41,11 @@ KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
 NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
 
 
-def loss(contrast: Contrast, link: Link, weights: Tensor | None) -> Tensor:
+def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
+    if isinstance(weights, float):
+        device = contrast.anchors.device
+        weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     params = [p for p in link.parameters() if p.requires_grad]
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
     result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
@@ -52,23 +63,25 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
-        ctx.contrast, ctx.link, ctx.reduced = contrast, link, weights is not None
+        ctx.contrast, ctx.link, ctx.weights = contrast, link, weights
         ctx.params = inputs[4:]  # not saved below: the next loss may bring them back into range in place
         ctx.wanted = ctx.needs_input_grad[3:]
         engine = _Engine(contrast, link, inputs, ctx.wanted)
-        grad = weights if any(ctx.wanted) else None
-        losses, ctx.gradients = engine.run(grad)
+        losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
         ctx.save_for_backward(*inputs[:4])
         return (losses if weights is None else (losses * weights).sum()).to(engine.dtype)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         inputs = (*ctx.saved_tensors, *ctx.params)
-        if ctx.reduced:
-            gradients = [None if g is None else g * upstream for g in ctx.gradients]
+        gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
+        if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
+            grad = upstream if ctx.weights is None else ctx.weights * upstream
+            _, gradients = _Engine(ctx.contrast, ctx.link, inputs, ctx.wanted).run(grad)
         else:
-            with torch.no_grad():
-                _, gradients = _Engine(ctx.contrast, ctx.link, inputs, ctx.wanted).run(upstream)
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(upstream)
         cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
             cast = [None if g is None else _Final.apply(g, upstream, *inputs) for g in cast]
@@ -145,18 +158,13 @@ class _Engine:
         """Adds the pairs outside the matrix, then takes everything back through the normalisation."""
         if positive is not None:
             pull = -rows.side.pull if cols is None else -rows.side.pull - cols.side.pull
-            a = self._coefficients(positive, pull)[:, None]
-            sign = positive[0].sign()[:, None]
+            a, sign = self._coefficients(positive, pull)[:, None], positive[0].sign()[:, None]
             for part, key, u, v in self._positives():
-                # v - u for v (v + u if they are opposite): the same but for the radial part, and exact
+                # v - u for v (v + u if they are opposite): the same but for the part along u, and exact
                 # where u and v nearly agree.
-                if self.u.grad is not None:
-                    self.u.grad[part] += torch.addcmul(v, u, sign[part] * self.u.full[part], value=-1).mul_(
-                        a[part]
-                    )
-                if self.v.grad is not None:
-                    pulled = torch.addcmul(u, v, sign[part] * self.v.full[key], value=-1).mul_(a[part])
-                    self.v.grad[key] += pulled.to(self.dtype)
+                apart = v.addcmul_(u, sign[part], value=-1).to(self.dtype)
+                self.u.pull(part, apart, a[part], sign[part] * a[part])
+                self.v.pull(key, apart, -sign[part] * a[part], sign[part] * a[part])
         for part, similarity, u, v in self._own_negatives():
             share = (self.link.logit(*similarity) - rows.side.log_z[part, None]).exp()
             a = self._coefficients(similarity, rows.side.grad[part, None] * share)[..., None]
@@ -181,20 +189,28 @@ class _Engine:
 
     # Pairs outside the matrix, exactly.
 
-    def _positives(self) -> Iterator[tuple[slice, slice | Tensor, Tensor, Tensor]]:
+    def _positives(self) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
         """The anchors, which rows of the keys are their positives, and both as exact unit rows."""
+        last = self.n - self.contrast.shift  # the positives of the rows from here on are the first keys
         for part in self.u.parts:
-            key: slice | Tensor = part
-            if self.contrast.shift:
-                row = torch.arange(part.start, part.stop, device=self.u.x.device)
-                key = (row + self.contrast.shift) % self.n
-            yield part, key, self.u.exact(part), self.v.exact(key)
+            for start, stop in ((part.start, min(part.stop, last)), (max(part.start, last), part.stop)):
+                if start < stop:
+                    first = (start + self.contrast.shift) % self.n
+                    row, key = slice(start, stop), slice(first, first + stop - start)
+                    yield row, key, self.u.exact(row), self.v.exact(key)
 
     def _positive(self) -> Similarity:
-        """Cosine, 1 - cosine and 1 + cosine of each anchor and its positive, [N]."""
-        found = [chords(u, self.u.lack[part], v, self.v.lack[key]) for part, key, u, v in self._positives()]
-        cosine, gap, rise = (torch.cat(column) for column in zip(*found, strict=True))
-        return cosine, gap, rise
+        """Cosine, 1 - cosine and 1 + cosine of each anchor and its positive, [N].
+
+        As :func:`chords`, in fewer passes, and into tensors made before: a small tensor that stays, made
+        between large ones that go, keeps their places in the heap from being joined and used again.
+        """
+        gap, rise = torch.empty(2, self.n, dtype=self.wide, device=self.u.x.device)
+        for part, key, u, v in self._positives():
+            lack = (self.u.lack[part] + self.v.lack[key]).squeeze(-1) / 2
+            rise[part] = torch.linalg.vector_norm(u + v, dim=-1).square_().div_(2).add_(lack)
+            gap[part] = torch.linalg.vector_norm(u.sub_(v), dim=-1).square_().div_(2).add_(lack)
+        return (rise - gap) / 2, gap, rise
 
     def _own_negatives(self) -> Iterator[tuple[slice, Similarity, Tensor, Tensor]]:
         """Some anchors, their similarity [B, K] to negatives of their own, and both as exact unit rows."""
@@ -207,9 +223,7 @@ class _Engine:
 
     def _visit(self, rows: Direction, cols: Direction | None, want_grad: bool) -> None:
         """The sums of all tiles, and their part of the gradient."""
-        # Asked for and given back at once: from then on glibc keeps freed tiles for the next ones. Getting
-        # them from the kernel again and again took a third of the time.
-        torch.empty(KEPT, dtype=torch.uint8)
+        keep_freed_memory()
         across = rows if self.contrast.keys is None else cols
         strips = spans(self.n, TILE if across else self._height())
         # One way, a row's sums are complete after its own tiles; two ways, only after all tiles.
@@ -236,10 +250,10 @@ class _Engine:
                     self._tile_gradient(place, tile, sides)
 
     def _height(self) -> int:
-        """Rows of a strip such that all its tiles are kept, within reason."""
+        """Rows of a strip such that all its tiles are kept, within reason; tall tiles mean fewer calls."""
         width = (self.n if self.contrast.in_batch else 0) + (0 if self.queue is None else len(self.queue.x))
         copies = 1 if self.kind is OddsTile else 2
-        return min(TILE, max(64, KEPT // max(1, width * copies * self.dtype.itemsize)))
+        return min(4 * TILE // copies, max(64, KEPT // max(1, width * copies * self.dtype.itemsize)))
 
     def _places(self, rows: range, across: Direction | None) -> Iterator[_Place]:
         """The tiles of a strip; when anchors meet each other only those on and above the diagonal."""
@@ -261,17 +275,17 @@ class _Engine:
         gap = torch.addmm(u.unit.new_full((1,), 1 + offset), u.unit[rows], v.unit[cols].T, alpha=-1)
         left_out = same = rise = None
         if v is self.v:
-            left_out = self.contrast.left_out(place.rows, place.cols)
+            left_out = LeftOut.of(self.contrast, place.rows, place.cols)
             if self.contrast.labels is not None:
                 same = self.contrast.same_label(place.rows, place.cols)
         if left_out is not None:
-            gap.masked_fill_(left_out, 1)
+            left_out.fill(gap, 1)
         least, most = gap.aminmax()
         if bool((least < NEAR + offset) | (most > 2 - NEAR + offset)):
             gap, rise = precision.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
             gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
-                gap, rise = gap.masked_fill_(left_out, 1), rise.masked_fill_(left_out, 1)
+                gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
         return self.kind(self.link, gap, rise, left_out, same)  # type: ignore[arg-type]
 
     def _tile_gradient(self, place: _Place, tile: OddsTile | SoftmaxTile, sides: list[Side]) -> None:

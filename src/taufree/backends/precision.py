@@ -51,7 +51,8 @@ def lengths(x: Tensor, origin: torch.dtype) -> tuple[Tensor, Tensor]:
     top: Tensor | float = 1.0
     if origin == x.dtype:  # squares may leave the range, so scale by the largest entry first
         top = torch.linalg.vector_norm(x.detach(), torch.inf, dim=-1, keepdim=True).clamp(min=least)
-    square = (x / top).square().sum(-1, keepdim=True)
+        x = x / top
+    square = x.square().sum(-1, keepdim=True)
     zero = square == 0
     length = square.masked_fill(zero, 1).sqrt() * top  # filled: the root has no derivative at 0
     lack = 1 - (length / least).clamp(max=1).square()

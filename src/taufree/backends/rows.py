@@ -7,7 +7,7 @@ from torch import Tensor
 
 from taufree.backends.precision import lengths, wide_dtype
 
-CHUNK = 2**17  # elements of row-wise work done at a time: 1 MiB in float64
+CHUNK = 2**18  # elements of row-wise work done at a time: 2 MiB in float64
 
 
 class Rows:
@@ -23,17 +23,25 @@ class Rows:
         self.inverse = torch.empty(*x.shape[:-1], 1, dtype=self.wide, device=x.device)
         self.lack = torch.empty_like(self.inverse)
         for part in self.parts:
-            rows = self.x[part].to(self.wide)
+            rows = self.x[part].to(self.wide, copy=True)
             divisor, self.lack[part] = lengths(rows, x.dtype)
             self.inverse[part] = 1 / divisor
             if self.unit is not None:
-                self.unit[part] = rows * self.inverse[part]
-        self.full = (self.lack == 0).to(self.wide)  # which rows are of length 1
+                self.unit[part] = rows.mul_(self.inverse[part])
+        self.full = self.lack == 0  # which rows are of length 1
+        self.along = torch.zeros_like(self.inverse)
         self.grad = torch.zeros(x.shape, dtype=dtype, device=x.device) if wanted else None
 
-    def exact(self, part: slice | Tensor) -> Tensor:
+    def exact(self, part: slice) -> Tensor:
         """Unit rows in float64, straight from the input."""
-        return self.x[part] * self.inverse[part]
+        return self.x[part].to(self.wide, copy=True).mul_(self.inverse[part])
+
+    def pull(self, part: slice, towards: Tensor, by: Tensor, along: Tensor) -> None:
+        """Adds ``by * towards`` to the gradient, and ``along`` times the unit rows, which only rows too
+        short to be normalised keep."""
+        if self.grad is not None:
+            self.grad[part].addcmul_(towards, by.to(towards.dtype))
+            self.along[part] += along
 
     def tangent(self, part: slice, grad: Tensor) -> Tensor:
         """``grad`` [rows of the part, D], in float64, without its part along the unit rows.
@@ -41,7 +49,8 @@ class Rows:
         The normalisation takes that part away anyway; taking it away before it is rounded keeps the
         digits of the rest where the gradient is nearly radial.
         """
-        return self._project(grad, self.exact(part), self.full[part])
+        unit = self.exact(part)
+        return grad.addcmul_(unit, torch.linalg.vecdot(grad, unit).unsqueeze(-1) * self.full[part], value=-1)
 
     def finish(self) -> Tensor | None:
         """The gradient with respect to the input, from that with respect to the unit rows, in place."""
@@ -49,15 +58,11 @@ class Rows:
             dtype = self.grad.dtype
             for part in self.parts:
                 unit = self.exact(part).to(dtype) if self.unit is None else self.unit[part]
-                grad = self._project(self.grad[part], unit, self.full[part].to(dtype))
-                grad.mul_(self.inverse[part].to(dtype))
+                grad = self.grad[part]
+                radial = torch.linalg.vecdot(grad, unit).unsqueeze(-1)
+                radial = radial.where(self.full[part], -self.along[part].to(dtype))
+                grad.addcmul_(unit, radial, value=-1).mul_(self.inverse[part].to(dtype))
         return self.grad
-
-    @staticmethod
-    def _project(grad: Tensor, unit: Tensor, full: Tensor) -> Tensor:
-        """In place; only a row too short to be normalised keeps its radial part."""
-        radial = torch.linalg.vecdot(grad, unit).unsqueeze(-1) * full
-        return grad.addcmul_(unit, radial, value=-1)
 
 
 def spans(n: int, step: int) -> list[range]:

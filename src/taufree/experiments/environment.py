@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -35,13 +36,11 @@ def choose_device(device: str, precision: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
+    """The versions that a result may depend on; what is not installed is not named."""
     found = {"python": platform.python_version(), "taufree": taufree.__version__}
-    for package in ("torch", "lightning", "numpy", "scikit-learn"):
-        try:
+    for package in ("torch", "triton", "lightning", "torch-geometric", "numpy", "scikit-learn"):
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
     return found
 
 

@@ -51,10 +51,12 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
     """
     a, b = normalize(view_a.detach().float(), dim=-1), normalize(view_b.detach().float(), dim=-1)
     rows, total = min(anchors, len(a)), len(a)
-    others = ~torch.eye(rows, total, dtype=torch.bool, device=a.device)
-    own, cross = (a[:rows] @ a.T)[others], (a[:rows] @ b.T)[others]
+    # All columns of a row but its own; a boolean mask would have to wait for the device to count them.
+    column = torch.arange(total - 1, device=a.device)
+    others = column + (column >= torch.arange(rows, device=a.device)[:, None])
+    own, cross = (a[:rows] @ a.T).gather(1, others), (a[:rows] @ b.T).gather(1, others)
     positive = (a[:rows] * b[:rows]).sum(-1, keepdim=True)
-    negative = torch.cat([own.view(rows, total - 1), cross.view(rows, total - 1)], dim=1)
+    negative = torch.cat([own, cross], dim=1)
     cosine = torch.cat([positive, negative], dim=1).clamp(-1, 1)
     gap, rise = 1 - cosine, 1 + cosine
     pull = link.logit(cosine, gap, rise).softmax(-1)

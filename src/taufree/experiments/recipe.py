@@ -14,8 +14,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from taufree import Link
+from taufree import Link, nt_xent
 from taufree.experiments import recipes
 from taufree.experiments.observation import Observation
 
@@ -33,13 +33,30 @@ class Settings:
     """What every recipe lets its user choose; a recipe adds its own fields with their defaults."""
 
     epochs: int = 100
-    batch_size: int = 256
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
+
+
+@dataclass(frozen=True)
+class BatchSettings(Settings):
+    """The settings of a recipe that trains on one part of its data at a time."""
+
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.batch_size < 2:
             raise ValueError(f"batch_size must be at least 2, got {self.batch_size}.")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much of a recipe is run unless the user says more: seeds, and settings other than the defaults."""
+
+    seeds: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,9 +76,18 @@ class Recipe(ABC):
     settings_type: ClassVar[type[Settings]] = Settings
     metrics: ClassVar[dict[str, str]]
     """Each metric of :meth:`evaluate` and how it is measured, in one sentence; higher is better."""
+    presets: ClassVar[Mapping[str, Preset]]
+    """At least "full", the recipe as it is meant, and "quick", a look at it in a minute."""
+    static: ClassVar[bool] = False
+    """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else: a GPU
+    then replays one recorded step, see :class:`taufree.experiments.replay.Replayed`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
+        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent."""
+        return nt_xent(view_a, view_b, link=link)
 
     @abstractmethod
     def load(self, data: Path | None) -> None:
@@ -97,6 +123,22 @@ class Recipe(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The trained model's figures, higher is better. Inputs of ``model`` are moved to its device."""
+
+
+def choose_settings(recipe: type[Recipe], preset: str, given: Mapping[str, Any]) -> tuple[Settings, int]:
+    """A preset's settings and number of seeds; what is ``given`` and not None comes first.
+
+    >>> choose_settings(find_recipe("digits"), "quick", {"epochs": None, "batch_size": 64})[0].epochs
+    5
+    """
+    if preset not in recipe.presets:
+        raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}.")
+    known = {one.name for one in fields(recipe.settings_type)}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if unknown := wanted.keys() - known:
+        raise ValueError(f"{min(unknown)} is not a setting of the recipe {recipe.name}.")
+    chosen = recipe.presets[preset]
+    return recipe.settings_type(**{**chosen.settings, **wanted}), chosen.seeds
 
 
 def recipe_names() -> list[str]:

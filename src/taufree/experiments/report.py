@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 from taufree.diagnostics.page import Page
 from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, final_temperature
@@ -15,7 +16,7 @@ from taufree.experiments.summary import best_temperature, free_against_best, spr
 
 
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """The result table: one row per link, with mean ± std of every metric, the seeds and what stands out."""
+    """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
     found = spreads(lines)
     metrics = list(next(iter(found.values())))
     best = {metric: best_temperature(lines, metric) for metric in metrics}
@@ -28,9 +29,9 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
         elif link == "learnable":
             note = f"ended at tau {final_temperature(lines, link):.3f}"
         figures = {metric: str(of_link[metric]) for metric in metrics}
-        rows.append(
-            {"link": describe(link), **figures, "seeds": str(of_link[metrics[0]].seeds), "note": note}
-        )
+        seconds = mean(line["seconds"] for line in lines if line["link"] == link)
+        counts = {"seeds": str(of_link[metrics[0]].seeds), "seconds": f"{seconds:.1f}"}
+        rows.append({"link": describe(link), **figures, **counts, "note": note})
     return rows
 
 
@@ -64,7 +65,7 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         rows,
         id="results",
         highlight=stressed_rows(rows),
-        caption="Mean ± standard deviation over seeds, higher is better. "
+        caption="Mean ± standard deviation over seeds, higher is better; seconds are those of a run. "
         + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
     )
     if gaps := free_against_best(lines):

@@ -24,8 +24,9 @@ from taufree import Link
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.environment import hardware, versions
 from taufree.experiments.link_names import make_link
-from taufree.experiments.observation import Tally, temperature_at_zero
+from taufree.experiments.observation import Observation, Tally, temperature_at_zero
 from taufree.experiments.recipe import Recipe, find_recipe
+from taufree.experiments.replay import Replayed
 from taufree.experiments.run import BadInputError, Run
 
 CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "temperature_at_zero")
@@ -99,6 +100,13 @@ class Training:
         self.model, self.optimizer = self.fabric.setup(self.weights, optimizer)
         self.epoch, self.seconds = 0, 0.0
         self.curves: dict[str, Any] = {name: [] for name in CURVES}
+        # Neither a schedule nor float16's changing scale of the loss would find its way into a recording.
+        constant = recipe.static and self.scheduler is None and run.precision != "16-mixed"
+        replayed = constant and self.fabric.device.type == "cuda"
+        self._step = Replayed(self._advance) if replayed else self._advance
+        for group in self.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = replayed
 
     def train_epoch(self) -> float:
         """One pass over the batches; returns the mean loss."""
@@ -108,15 +116,10 @@ class Training:
         rows: list[Tensor] = []
         tally = Tally()
         for batch in self.recipe.batches(self.epoch, generator):
-            step = self.recipe.step(self.model, self.fabric.to_device(batch), self.link)
-            self.optimizer.zero_grad()
-            self.fabric.backward(step.loss)
-            self.optimizer.step()
+            row, seen = self._step(self.fabric.to_device(batch))
             if self.scheduler is not None:
                 self.scheduler.step()
-            seen = step.observation
-            row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale)
-            rows.append(torch.stack([value.detach().double() for value in row]))
+            rows.append(row.clone())
             if last:
                 tally.add(seen)
         values: list[float] = [*torch.stack(rows).mean(0).tolist(), temperature_at_zero(self.link)]
@@ -128,6 +131,16 @@ class Training:
             self.curves.update(tally.result())
         self.epoch += 1
         return values[0]
+
+    def _advance(self, batch: Any) -> tuple[Tensor, Observation]:
+        """One step of training; the first four curves' values at it, [4], and all that was observed."""
+        step = self.recipe.step(self.model, batch, self.link)
+        self.optimizer.zero_grad()
+        self.fabric.backward(step.loss)
+        self.optimizer.step()
+        seen = step.observation
+        row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale)
+        return torch.stack([value.detach().double() for value in row]), seen
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -147,6 +160,10 @@ class Training:
         if (state := checkpoint.load(self.weights)) is None:
             return
         self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
+        groups = state["parts"]["optimizer"]["param_groups"]
+        for saved, mine in zip(groups, self.optimizer.param_groups, strict=True):
+            if "capturable" in mine:  # the device's and not the run's, which may go on on another device
+                saved["capturable"] = mine["capturable"]
         for name, part in self._parts().items():
             part.load_state_dict(state["parts"][name])
 

@@ -1,6 +1,6 @@
 """Runs in processes of their own, some at a time.
 
-Each worker is a spawned process that trains one run after the other and tells the parent of every epoch
+Each worker is a spawned process that trains one run after the other and tells the parent of its epochs
 through a pipe. A run that fails, or takes its process down, costs that run and no other; workers stop when
 their parent does, however it ends.
 """
@@ -11,10 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -112,7 +112,7 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
         while True:
             run: Run = pipe.recv()
             try:
-                line = train(run, checkpoints, every=every, watch=partial(_tell, pipe, run))
+                line = train(run, checkpoints, every=every, watch=_Teller(pipe, run))
             except BadInputError as error:
                 pipe.send(Event(run, "refused", str(error)))
             except FloatingPointError as error:  # the run's own doing, no mistake in the code
@@ -123,8 +123,17 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
                 pipe.send(Event(run, "done", line))
 
 
-def _tell(pipe: Connection, run: Run, epoch: int, loss: float) -> None:
-    pipe.send(Event(run, "epoch", (epoch, loss)))
+class _Teller:
+    """Tells the parent how far a run has come, ten times a second at most: an epoch may take a moment."""
+
+    def __init__(self, pipe: Connection, run: Run) -> None:
+        self._pipe, self._run, self._next = pipe, run, 0.0
+
+    def __call__(self, epoch: int, loss: float) -> None:
+        now = time.monotonic()
+        if now >= self._next or epoch == self._run.settings.epochs:
+            self._pipe.send(Event(self._run, "epoch", (epoch, loss)))
+            self._next = now + 0.1
 
 
 def _follow_parent() -> None:

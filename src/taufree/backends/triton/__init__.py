@@ -12,6 +12,7 @@ from taufree.backends.precision import chords, normalize
 from taufree.contrast import Contrast
 from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
 
+GENTLE = 0.025  # the lowest temperature at which exp((c - 1)/tau) stays in float32's range
 LARGEST = 4096  # columns of an input: a row must fit the registers of a block
 # The smallest resolution that 1 - c of a tile still tells from 0: of half-precision inputs, and of others.
 FINEST = {True: 1e-5, False: 1e-7}
@@ -46,17 +47,21 @@ def supported(contrast: Contrast, link: Link) -> str | None:
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     from taufree.backends.triton import ops
-    from taufree.backends.triton.launch import ODDS, POWER, SCALE
+    from taufree.backends.triton.rows import EXP, ODDS, POWER, SCALE
 
     kind, delta = SCALE, 0.0
     if isinstance(link, LogOdds):
         kind, delta = (ODDS if link.gain == 1 else POWER), link.resolution
         scale = contrast.anchors.new_full((int(kind == POWER),), link.gain, dtype=torch.float32)
+    elif isinstance(link, Temperature):
+        scale = contrast.anchors.new_full((1,), 1 / link.tau, dtype=torch.float32)
+        if link.tau >= GENTLE and contrast.labels is None and contrast.own_negatives is None:
+            kind = EXP
     else:
         one = torch.ones(1, dtype=torch.float32, device=contrast.anchors.device)
         scale = link.slope(one, one, one)
     return ops.loss(
-        weights,
+        weights.float() if isinstance(weights, Tensor) else weights,
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),
         None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),

@@ -1,7 +1,9 @@
 """Link arithmetic that the kernels share: on scalars, rows and tiles alike.
 
 ODDS is LogOdds at gain 1, with r = 1/(1 - c + delta), weight 2(1+delta)r - 1 and slope 2(1+delta)r^2,
-without exponential and maximum. POWER is LogOdds at any gain, SCALE a temperature.
+without exponential and maximum. POWER is LogOdds at any gain, SCALE a temperature. EXP is a temperature of
+at least 0.025, whose weights, relative to that of c = 1, stay in float32's range: exp((c - 1)/tau).
+The sums of ODDS and EXP are plain sums, those of the others logarithms.
 """
 
 # ruff: noqa: N803
@@ -12,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ODDS, POWER, SCALE = (tl.constexpr(k) for k in range(3))
+ODDS, POWER, SCALE, EXP = (tl.constexpr(k) for k in range(4))
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 

@@ -13,23 +13,20 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.backends.triton.launch import (
+from taufree.backends.triton.launch import Block, add_gradients, add_sums, library_precision
+from taufree.backends.triton.rows import (
     ODDS,
     SCALE,
-    Block,
     Link,
     Mode,
     Rows,
     Upstream,
-    add_gradients,
-    add_sums,
     close,
     close_labelled,
     fill,
     fill_pairs,
     finish,
     finish_pairs,
-    library_precision,
 )
 
 _P = ParamSpec("_P")

@@ -1,5 +1,6 @@
 """Kernels with one program a row (or a few anchors): unit rows, exact positives, losses, the way back."""
 
+# ruff: noqa: SIM109
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taufree.backends.triton.arithmetic import ODDS, log1p, logit_of, slope_of
+from taufree.backends.triton.arithmetic import EXP, ODDS, log1p, logit_of, slope_of
 
 
 @triton.jit
@@ -105,8 +106,8 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
     """``factor`` times each loss log(1 + S/w), with S the sum over the negatives and w the positive's weight.
 
     positive [3, N] holds gap, rise, and room for dL/dc of the positive, which comes from
-    1 - p = S/(S+w), in which nothing cancels. For the backward: z [2, N] is 2(1+delta)/(S+w), or
-    log(S+w) unless ODDS, of either direction, with the 1/2 of two directions in it.
+    1 - p = S/(S+w), in which nothing cancels. For the backward, of either direction and with the 1/2 of two
+    directions in it, z [2, N]: 2(1+delta)/(S+w) for ODDS, scale/(S+w) for EXP, else log(S+w).
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     below, above = tl.load(positive + i, i < N, 1.0), tl.load(positive + N + i, i < N, 1.0)
@@ -115,17 +116,22 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
     if LINK == ODDS:
         weight = (above + delta) / (below + delta)
         slope = 1.0 / (above + delta) + 1.0 / (below + delta)
+        steep = 2.0 * (1.0 + delta)
+    elif LINK == EXP:
+        slope = tl.load(scale).to(tl.float64)
+        weight = tl.exp(-slope * below)
+        steep = slope
     else:
         s = tl.load(scale).to(tl.float64)
         logit = logit_of((above - below) / 2, below + delta, above + delta, s, LINK)
         slope = slope_of(below + delta, above + delta, s, LINK)
     for side in tl.static_range(2 if COLS else 1):
         negatives = tl.load((cols if side else rows) + i, i < N, 0.0).to(tl.float64)
-        if LINK == ODDS:
+        if LINK == ODDS or LINK == EXP:
             negatives = tl.where(negatives < 0, 0.0, negatives)  # rounding of pairs with c = -1
             total += share * log1p(negatives / weight)
             missed += share * negatives / (negatives + weight)
-            normaliser = share * 2.0 * (1.0 + delta) / (negatives + weight)
+            normaliser = share * steep / (negatives + weight)
         else:
             excess = negatives - logit
             small = tl.exp(-tl.abs(excess))

@@ -7,11 +7,11 @@ unit row is a pair (coarse, rest) of float16, see row_kernels.unit_rows, and 1 -
     (|h|^2 + |k|^2)/2 - h.k   +   the same of the rests:   1 - c     with + for -:   1 + c
 
 whose first part is exact and whose second is small: nothing is lost as c approaches 1, at four products
-instead of one. The sums of ODDS are plain sums; those of other links are logarithms, each tile
+instead of one. The sums of ODDS and EXP are plain sums; those of other links are logarithms, each tile
 relative to its own maximum.
 """
 
-# ruff: noqa: SIM102, SIM108, RET505
+# ruff: noqa: SIM102, SIM108, SIM109, RET505
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taufree.backends.triton.arithmetic import INTERPRETED, ODDS, SCALE, logit_of, reciprocals, slope_of, tf32
+from taufree.backends.triton.arithmetic import (
+    EXP,
+    INTERPRETED,
+    ODDS,
+    SCALE,
+    logit_of,
+    reciprocals,
+    slope_of,
+    tf32,
+)
 
 
 @triton.jit
@@ -136,7 +145,7 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
-    logarithms unless ODDS) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, M]. With LABELS
+    logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, M]. With LABELS
     the first dimension is 3: the negatives' weights, the positives', and the positives' logits.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
@@ -165,18 +174,20 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
         _put(cols_out, ti, row_tiles, M, 0, j, _sum(negatives, 0, LINK), ATOMIC)
         _put(cols_out, ti, row_tiles, M, 1, j, _sum(positives, 0, LINK), ATOMIC)
         _put(cols_out, ti, row_tiles, M, 2, j, tl.sum(logit, 0), ATOMIC)
-    elif LINK == ODDS:
-        r = reciprocals(gap, BM, BN)
-        twice = 2.0 * (1.0 + delta)
+    elif LINK == ODDS or LINK == EXP:
+        if LINK == ODDS:  # weight = times * r - less
+            r, times, less = reciprocals(gap, BM, BN), 2.0 * (1.0 + delta), 1.0
+        else:
+            r, times, less = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale))), 1.0, 0.0
         if _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN):
-            along = twice * tl.sum(r, 1) - BN
+            along = times * tl.sum(r, 1) - less * BN
             if COLS:
-                across = twice * tl.sum(r, 0) - BM
+                across = times * tl.sum(r, 0) - less * BM
             else:
                 across = tl.zeros((BN,), tl.float32)
         else:
             counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
-            weight = tl.where(counted, twice * r - 1.0, 0.0)
+            weight = tl.where(counted, times * r - less, 0.0)
             along = tl.sum(weight, 1)
             across = tl.sum(weight, 0)
         _put(rows_out, tj, col_tiles, N, 0, i, along, ATOMIC)
@@ -226,15 +237,19 @@ def tile_coefficients(u, v, u_sides, v_sides, groups, scale, upstream, step, wei
     c, gap, rise, left, right = _cosines(
         u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
     )
-    if LINK == ODDS:
-        r = reciprocals(gap, BM, BN)
+    if LINK == ODDS or LINK == EXP:
+        if LINK == ODDS:
+            r = reciprocals(gap, BM, BN)
+            steep = r * r
+        else:
+            steep = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale)))
         pulls = (near * near_z)[:, None]
         if COLS:
             pulls = pulls + (far * far_z)[None, :]
         if LABELS:
             kept = near_keep * (near * near_z)[:, None] + far_keep * (far * far_z)[None, :]
             pulls = tl.where(same, kept - 2.0 * (1.0 + delta) * pull / (rise * r), pulls)
-        a = (r * r) * pulls
+        a = steep * pulls
     else:
         s = tl.load(scale)
         logit = logit_of(c, gap, rise, s, LINK)

@@ -1,0 +1,74 @@
+"""One recorded step instead of hundreds of launches: CUDA graphs for work that is the same every time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+WARM_UP = 3
+"""Calls before the recording; compilers, libraries and allocators settle in them."""
+
+
+class Replayed(Generic[Result]):
+    """``work(inputs)`` on a GPU, from the fourth call on as the replay of a CUDA graph.
+
+    Each call does the work once, the first ones as they would have been done anyway, so that nothing is done
+    for the recording alone. Work that waits for the device, as a branch on a tensor does, cannot be recorded;
+    it is noticed in the last call before the recording and stays as it is.
+
+    Args:
+        work: takes tensors that have the same shapes in every call and gives tensors, which hold until the
+            next call. Whatever it changes (parameters, an optimizer's state) it must change in place.
+    """
+
+    def __init__(self, work: Callable[[Sequence[Tensor]], Result]) -> None:
+        self._work = work
+        self._inputs: list[Tensor] = []
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Result
+        self.waits = False
+        """Whether the work waits for the device and is therefore not replayed."""
+
+    def __call__(self, inputs: Sequence[Tensor] = ()) -> Result:
+        self._calls += 1
+        if self._calls <= WARM_UP:
+            return self._warm_up(inputs)
+        if self.waits:
+            return self._work(inputs)
+        if self._graph is None:
+            self._inputs = [x.clone() for x in inputs]
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._result = self._work(self._inputs)
+        for mine, x in zip(self._inputs, inputs, strict=True):
+            mine.copy_(x)
+        self._graph.replay()
+        return self._result
+
+    def _warm_up(self, inputs: Sequence[Tensor]) -> Result:
+        # On another stream than the default one, as the recording will be.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result = self._watched(inputs) if self._calls == WARM_UP else self._work(inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        return result
+
+    def _watched(self, inputs: Sequence[Tensor]) -> Result:
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = self._work(inputs)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        self.waits = any("called a synchronizing CUDA operation" in str(one.message) for one in seen)
+        return result

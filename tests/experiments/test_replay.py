@@ -1,0 +1,51 @@
+"""Replayed steps: the same numbers as plain ones, and work that cannot be recorded is done all the same."""
+
+import pytest
+import torch
+
+from taufree.experiments.replay import WARM_UP, Replayed
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
+
+
+def trained(replayed, steps=20):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 3).cuda()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, capturable=True)
+
+    def work(inputs):
+        optimizer.zero_grad()
+        loss = layer(inputs[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = Replayed(work) if replayed else work
+    losses = []
+    for _ in range(steps):
+        losses.append(step([torch.randn(16, 8).cuda()]).item())
+    return losses, layer.weight.detach().cpu(), step
+
+
+def test_replayed_training_is_plain_training_step_by_step():
+    plain, weight, _ = trained(replayed=False)
+    losses, other, step = trained(replayed=True)
+    assert losses == pytest.approx(plain, rel=1e-5)
+    assert torch.allclose(weight, other, atol=1e-6)
+    assert not step.waits
+    assert losses[0] > losses[-1]
+
+
+def test_work_that_waits_for_the_device_is_noticed_and_done():
+    seen = []
+
+    def work(inputs):
+        seen.append(inputs[0].sum().item())
+        return inputs[0] * 2
+
+    step = Replayed(work)
+    for number in range(WARM_UP + 3):
+        x = torch.full((4,), float(number), device="cuda")
+        assert step([x]).tolist() == [2.0 * number] * 4
+    assert step.waits
+    assert seen == [4.0 * number for number in range(WARM_UP + 3)]
