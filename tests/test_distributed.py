@@ -1,0 +1,147 @@
+"""Losses over several ranks against one process on the whole batch: real processes, gloo, on the CPU.
+
+One start of the processes per number of ranks does everything (tests/ranks.py); the tests read what it found.
+"""
+
+import itertools
+import json
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
+from taufree.backends.triton import supported
+from taufree.contrast import Contrast
+from tests.ranks import CALLS, LINKS, REDUCTIONS, WAYS, WORLDS, run
+
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
+
+
+def start(world, folder, fused=False):
+    """What each rank found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(run, (world, port, str(folder), fused), world)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request, tmp_path_factory):
+    found = start(request.param, tmp_path_factory.mktemp("ranks"))
+    return TOLERANCE[WORLDS[request.param][2]], found
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("way", [*WAYS, "reference"])
+def test_equals_one_process(world, call, way):
+    tolerance, found = world
+    links = ("odds", "learned") if way == "reference" else LINKS
+    worst = {
+        (rank, case): max(ranked[case])
+        for rank, ranked in enumerate(found)
+        for case in (f"{call}, {link}, {r}, {way}" for link, r in itertools.product(links, REDUCTIONS))
+    }
+    assert {case: error for case, error in worst.items() if not error < tolerance} == {}
+
+
+@pytest.mark.parametrize("variant", ["plain", "checkpoint", "compile"])
+def test_ddp_without_unused_parameters_accumulates(world, variant):
+    for ranked in world[1]:
+        assert max(ranked[f"train, {variant}"]) < 2e-6  # of float32 encoders
+
+
+def test_the_reference_is_twice_differentiable(world):
+    assert all(ranked["second derivative"] < 1e-10 for ranked in world[1])
+
+
+def test_backward_twice_and_scaled_upstream(world):
+    assert all(ranked["backward twice"] < 1e-6 for ranked in world[1])
+
+
+@pytest.mark.parametrize("name", ["one-way", "symmetric", "nt_xent", "sup_con"])
+@pytest.mark.parametrize("way", WAYS)
+def test_collectives_and_bytes(world, name, way):
+    """As the docstring of taufree.backends.sharded says: 8 rows x 16 columns in float32 on each rank."""
+    w = len(world[1])
+    n = 8 * w * (2 if name == "nt_xent" else 1)  # all ranks' rows
+    rows, own = n * 16 * 4, n * 16 * 4 // w
+    agree, loss = ["all_gather_into_tensor", 24 * w], ["all_reduce", 8]
+    embeddings = [["all_gather_into_tensor", rows]]
+    back = [["reduce_scatter_tensor", rows]]
+    again = []
+    if way == "ring":
+        embeddings = back = again = [["batch_isend_irecv", own]] * (w - 1)
+    labels = [["all_gather_into_tensor", 8 * n]] if name == "sup_con" else []
+    sums = [["all_to_all_single", 8 * n]] if name == "symmetric" else []
+    known = {"one-way": [], "sup_con": [["all_gather_into_tensor", 32 * n]]}
+    normalisers = known.get(name, [["all_gather_into_tensor", 16 * n]])
+    back = [] if name in ("nt_xent", "sup_con") else back
+    for ranked in world[1]:
+        forward, backward = ranked["collectives"][f"{name}, {way}"]
+        assert forward == [agree, *labels, *embeddings, *sums, loss]
+        assert sorted(backward) == sorted([*again, *normalisers, *back])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("columns", ("query [N, 5] float32", "query [N, 6] float32")),
+        ("dtype", ("query [N, 5] float32", "query [N, 5] float64")),
+        ("reduction", ("'mean'", "'sum'")),
+        ("link", ("tau=0.2", "tau=0.3")),
+        ("ids", ("no ids", "with ids")),
+        ("negative_keys", ("negative_keys [M, 5] float32",)),
+    ],
+)
+def test_another_call_on_one_rank_raises_on_all(world, change, told):
+    for ranked in world[1]:
+        message = ranked[f"mismatch, {change}"]
+        assert all(part in message for part in ("rank 0 called", "rank 1 called", "(N = 4)", *told))
+
+
+def test_a_rank_that_left_is_named_by_what_it_owed(world):
+    assert "gather_distributed=True waited for the batch sizes:" in world[1][0]["alone"]
+
+
+@pytest.mark.skipif("Triton" in (supported(Contrast(torch.eye(2)), LogOdds()) or ""), reason="needs Triton")
+def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for ranked in start(2, tmp_path, fused=True):
+        worst = {case: max(errors) for case, errors in ranked.items()}
+        assert len(worst) == 60
+        assert {case: error for case, error in worst.items() if not error < 2e-5} == {}
+
+
+@pytest.fixture(params=["no group", "one rank"])
+def alone(request):
+    if request.param == "one rank":
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    if request.param == "one rank":
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_alone_it_is_the_plain_loss():
+    a, b = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
+    assert not distributed.active()
+    for loss in (info_nce, nt_xent):
+        assert torch.equal(loss(a, b, gather_distributed=True), loss(a, b))
+    labels = torch.arange(7) // 2
+    assert torch.equal(sup_con(a, labels, gather_distributed=True), sup_con(a, labels))
+    assert torch.equal(InfoNCE(gather_distributed=True)(a, b), InfoNCE()(a, b))
+    assert "gather_distributed=True" in repr(InfoNCE(gather_distributed=True))
+
+
+def test_rows_are_gathered_up_to_a_size():
+    class Ranks:
+        rank, world = 0, 4
+
+    rows = torch.empty(2**20, 512, dtype=torch.bfloat16, device="meta")
+    assert isinstance(distributed.exchange(Ranks(), rows, [2**18] * 4), distributed.Gather)
+    assert isinstance(distributed.exchange(Ranks(), rows, [2**19] * 4), distributed.Ring)
+    assert isinstance(distributed.exchange(Ranks(), rows, [2**21, 0, 0, 0]), distributed.Gather)
