@@ -51,7 +51,14 @@ WORLDS = {
 WAYS = ("gather", "ring")
 
 
-def whole(call, sizes, queues, dtype, d=5):
+def cases(world, call, way):
+    """All links and reductions on two ranks, some on more: (link, reduction) by name."""
+    links = ("odds", "learned") if world > 2 or way == "reference" else tuple(LINKS)
+    reductions = REDUCTIONS if world < 4 else ("mean",)
+    return {f"{call}, {x}, {y}, {way}": (x, y) for x, y in itertools.product(links, reductions)}
+
+
+def whole(call, sizes, queues, dtype, d=16):
     """The tensors and options of all ranks together; some rows of different ranks are nearly alike."""
     function, names, options = CALLS[call]
     n, generator = sum(sizes), torch.Generator().manual_seed(7)
@@ -77,10 +84,14 @@ def own(x, name, sizes, queues, rank):
 
 
 def compare(call, link, reduction, rank, world, backend, truth="reference"):
-    """Relative errors of the loss and of every gradient against one process on the whole batch."""
+    """Relative errors of the loss and of every gradient against one process on the whole batch.
+
+    A rank's rows get W times their gradient, which DDP's averaging divides by W; with "none" each rank
+    differentiates its own rows' part of the sum.
+    """
     sizes, queues, dtype = WORLDS[world]
     function, tensors, options, each = whole(call, sizes, queues, dtype)
-    one, several = LINKS[link](), LINKS[link]()
+    one, several = (LINKS[link]().to(dtype) for _ in range(2))
     views = 2 if function == "nt_xent" else 1
     n = sum(sizes)
     loss = getattr(taufree, function)(*tensors, **options, link=one, reduction=reduction, backend=truth)
@@ -92,7 +103,7 @@ def compare(call, link, reduction, rank, world, backend, truth="reference"):
     found = getattr(taufree, function)(
         *mine, **mine_options, link=several, reduction=reduction, gather_distributed=True, backend=backend
     )
-    factor = world
+    factor, total = world, torch.tensor(1.0 if reduction == "mean" else views * n)
     if reduction == "none":
         weights = each[: views * n].reshape(views, n)
         own_weights = torch.cat([w.split(sizes)[rank] for w in weights])
@@ -113,7 +124,7 @@ def compare(call, link, reduction, rank, world, backend, truth="reference"):
             errors.append(error(y.grad / factor, own(x.grad, name, sizes, queues, rank), x.grad))
     for p, q in zip(one.parameters(), several.parameters(), strict=True):
         dist.all_reduce(q.grad)
-        errors.append(error(q.grad / factor, p.grad))
+        errors.append(error(q.grad / factor, p.grad, total))  # its terms cancel: what counts is their number
     return errors
 
 
@@ -247,7 +258,7 @@ def second_derivative(rank, world):
     loss = taufree.nt_xent(x, y, gather_distributed=True, backend="reference")
     (first,) = torch.autograd.grad(loss, x, create_graph=True)
     (second,) = torch.autograd.grad((first * y).sum(), x)
-    return error(second / world**2, expected.split(sizes)[rank])
+    return error(second / world, expected.split(sizes)[rank])
 
 
 def backward_twice(rank):
@@ -261,42 +272,51 @@ def backward_twice(rank):
     return max(error(y, 3 * x) for x, y in zip(first, second, strict=True))
 
 
-def run(rank, world, port, folder, fused=False):
+def everything(rank, world):
     """All that a world of this size is asked to do."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
-    blockwise.TILE, found = 4, {}
-    if fused:
-        from taufree.backends.triton import launch
-
-        launch.tile_config = lambda kind, labels, mode: launch.Config(16, 16, 64)
-        for call, link, way in itertools.product(CALLS, LINKS, WAYS):
-            if link in ("odds", "learned") or call in ("symmetric, ids", "nt_xent"):
-                with forced(way):
-                    case = f"{call}, {link}, {way}"
-                    found[case] = compare(call, link, "mean", rank, world, "triton")
-    else:
-        for call, link, reduction, way in itertools.product(CALLS, LINKS, REDUCTIONS, WAYS):
+    found = {}
+    for call, way in itertools.product(CALLS, (*WAYS, "reference")):
+        backend = "reference" if way == "reference" else "blockwise"
+        for case, (link, reduction) in cases(world, call, way).items():
             with forced(way):
-                case = f"{call}, {link}, {reduction}, {way}"
-                found[case] = compare(call, link, reduction, rank, world, "blockwise")
-        for call, link, reduction in itertools.product(CALLS, ("odds", "learned"), REDUCTIONS):
-            case = f"{call}, {link}, {reduction}, reference"
-            found[case] = compare(call, link, reduction, rank, world, "reference")
-        for variant in ("plain", "checkpoint", "compile"):
-            found[f"train, {variant}"] = train(rank, world, variant)
-        found["second derivative"] = second_derivative(rank, world)
-        found["backward twice"] = backward_twice(rank)
-        found["collectives"] = count_collectives(rank, world)
-        for change in ("columns", "dtype", "reduction", "link", "ids", "negative_keys"):
-            found[f"mismatch, {change}"] = mismatch(rank, change)
-        dist.barrier()
-        if rank == 0:  # the others leave
-            try:
-                taufree.nt_xent(torch.eye(4), torch.eye(4), gather_distributed=True)
-            except RuntimeError as problem:
-                found["alone"] = str(problem)
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
-    if fused or rank > 0:
-        dist.destroy_process_group()
+                found[case] = compare(call, link, reduction, rank, world, backend)
+    for variant in ("plain", "checkpoint", *(["compile"] if world == 2 else [])):
+        found[f"train, {variant}"] = train(rank, world, variant)
+    found["second derivative"] = second_derivative(rank, world)
+    found["backward twice"] = backward_twice(rank)
+    found["collectives"] = count_collectives(rank, world)
+    for change in ("columns", "dtype", "reduction", "link", "ids", "negative_keys"):
+        found[f"mismatch, {change}"] = mismatch(rank, change)
+    dist.barrier()
+    if rank == 0:  # the others leave
+        try:
+            taufree.nt_xent(torch.eye(4), torch.eye(4), gather_distributed=True)
+        except RuntimeError as problem:
+            found["alone"] = str(problem)
+    return found
+
+
+def kernels(rank, world):
+    """The fused kernels, by Triton's interpreter."""
+    from taufree.backends.triton import launch
+
+    launch.tile_config = lambda kind, labels, mode: launch.Config(16, 16, 64)
+    found = {}
+    for call, link, way in itertools.product(CALLS, LINKS, WAYS):
+        if link in ("odds", "learned") or call in ("symmetric, ids", "nt_xent"):
+            with forced(way):
+                found[f"{call}, {link}, {way}"] = compare(call, link, "mean", rank, world, "triton")
+    return found
+
+
+def run(rank, work, worlds, ports, folder):
+    """``work`` in one world after the other; ranks that a world does not have wait no longer."""
+    torch.set_num_threads(1)
+    blockwise.TILE = 4
+    for world, port in zip(worlds, ports, strict=True):
+        if rank < world:
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            dist.init_process_group("gloo", rank=rank, world_size=world)
+            found = work(rank, world)
+            dist.destroy_process_group()
+            (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found))

@@ -1,9 +1,9 @@
 """Losses over several ranks against one process on the whole batch: real processes, gloo, on the CPU.
 
-One start of the processes per number of ranks does everything (tests/ranks.py); the tests read what it found.
+One start of the processes does everything (tests/ranks.py); the tests read what it found.
 """
 
-import itertools
+import contextlib
 import json
 import socket
 
@@ -15,43 +15,53 @@ import torch.multiprocessing as mp
 from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
 from taufree.backends.triton import supported
 from taufree.contrast import Contrast
-from tests.ranks import CALLS, LINKS, REDUCTIONS, WAYS, WORLDS, run
+from tests.ranks import CALLS, WAYS, WORLDS, cases, everything, kernels, run
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 
-def start(world, folder, fused=False):
-    """What each rank found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(run, (world, port, str(folder), fused), world)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+def start(work, worlds, folder):
+    """What each rank of each world found, after one start of the processes."""
+    with contextlib.ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in worlds]
+        for one in free:
+            one.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1] for one in free]
+    mp.spawn(run, (work, worlds, ports, str(folder)), max(worlds))
+    return {
+        world: [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in worlds
+    }
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def world(request, tmp_path_factory):
-    found = start(request.param, tmp_path_factory.mktemp("ranks"))
-    return TOLERANCE[WORLDS[request.param][2]], found
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    return start(everything, sorted(WORLDS, reverse=True), tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(params=WORLDS)
+def world(request, worlds):
+    return request.param, worlds[request.param]
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("way", [*WAYS, "reference"])
 def test_equals_one_process(world, call, way):
-    tolerance, found = world
-    links = ("odds", "learned") if way == "reference" else LINKS
+    size, found = world
     worst = {
         (rank, case): max(ranked[case])
         for rank, ranked in enumerate(found)
-        for case in (f"{call}, {link}, {r}, {way}" for link, r in itertools.product(links, REDUCTIONS))
+        for case in cases(size, call, way)
     }
+    tolerance = TOLERANCE[WORLDS[size][2]]
     assert {case: error for case, error in worst.items() if not error < tolerance} == {}
 
 
-@pytest.mark.parametrize("variant", ["plain", "checkpoint", "compile"])
-def test_ddp_without_unused_parameters_accumulates(world, variant):
+def test_ddp_without_unused_parameters_accumulates(world):
     for ranked in world[1]:
-        assert max(ranked[f"train, {variant}"]) < 2e-6  # of float32 encoders
+        variants = [case for case in ranked if case.startswith("train")]
+        assert len(variants) == (3 if world[0] == 2 else 2)  # as it is, checkpointed, compiled
+        assert max(max(ranked[case]) for case in variants) < 2e-6  # of float32 encoders
 
 
 def test_the_reference_is_twice_differentiable(world):
@@ -66,7 +76,7 @@ def test_backward_twice_and_scaled_upstream(world):
 @pytest.mark.parametrize("way", WAYS)
 def test_collectives_and_bytes(world, name, way):
     """As the docstring of taufree.backends.sharded says: 8 rows x 16 columns in float32 on each rank."""
-    w = len(world[1])
+    w = world[0]
     n = 8 * w * (2 if name == "nt_xent" else 1)  # all ranks' rows
     rows, own = n * 16 * 4, n * 16 * 4 // w
     agree, loss = ["all_gather_into_tensor", 24 * w], ["all_reduce", 8]
@@ -110,7 +120,7 @@ def test_a_rank_that_left_is_named_by_what_it_owed(world):
 @pytest.mark.skipif("Triton" in (supported(Contrast(torch.eye(2)), LogOdds()) or ""), reason="needs Triton")
 def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for ranked in start(2, tmp_path, fused=True):
+    for ranked in start(kernels, [2], tmp_path)[2]:
         worst = {case: max(errors) for case, errors in ranked.items()}
         assert len(worst) == 60
         assert {case: error for case, error in worst.items() if not error < 2e-5} == {}
