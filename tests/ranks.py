@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import taufree
 from taufree import LearnableTemperature, LogOdds, Temperature, distributed
@@ -83,18 +84,18 @@ def own(x, name, sizes, queues, rank):
     return x.detach().split(counts)[rank].clone().requires_grad_(x.requires_grad)
 
 
-def compare(call, link, reduction, rank, world, backend, truth="reference"):
+def compare(call, link, reduction, rank, world, backend, dtype=None):
     """Relative errors of the loss and of every gradient against one process on the whole batch.
 
     A rank's rows get W times their gradient, which DDP's averaging divides by W; with "none" each rank
     differentiates its own rows' part of the sum.
     """
-    sizes, queues, dtype = WORLDS[world]
-    function, tensors, options, each = whole(call, sizes, queues, dtype)
-    one, several = (LINKS[link]().to(dtype) for _ in range(2))
+    sizes, queues, usual = WORLDS[world]
+    function, tensors, options, each = whole(call, sizes, queues, dtype or usual)
+    one, several = (LINKS[link]().to(usual) for _ in range(2))
     views = 2 if function == "nt_xent" else 1
     n = sum(sizes)
-    loss = getattr(taufree, function)(*tensors, **options, link=one, reduction=reduction, backend=truth)
+    loss = getattr(taufree, function)(*tensors, **options, link=one, reduction=reduction, backend="reference")
     names = CALLS[call][1]
     mine = [own(x, name, sizes, queues, rank) for x, name in zip(tensors, names, strict=True)]
     mine_options = {
@@ -219,9 +220,8 @@ def train(rank, world, variant):
     for a, b in batches:
         single(a, b).backward()
     model = Model(variant == "checkpoint", gather_distributed=True)
-    if variant == "compile":
-        model.encoder = torch.compile(model.encoder, backend="aot_eager")
-    several = DistributedDataParallel(model, find_unused_parameters=False)
+    module = torch.compile(model, backend="aot_eager") if variant == "compile" else model
+    several = DistributedDataParallel(module, find_unused_parameters=False)
     own_batches = [[x.split(sizes)[rank] for x in batch] for batch in batches]
     with several.no_sync():
         several(*own_batches[0]).backward()
@@ -285,6 +285,7 @@ def everything(rank, world):
     found["second derivative"] = second_derivative(rank, world)
     found["backward twice"] = backward_twice(rank)
     found["collectives"] = count_collectives(rank, world)
+    found["largest"] = largest(world)
     for change in ("columns", "dtype", "reduction", "link", "ids", "negative_keys"):
         found[f"mismatch, {change}"] = mismatch(rank, change)
     dist.barrier()
@@ -303,9 +304,42 @@ def kernels(rank, world):
     launch.tile_config = lambda kind, labels, mode: launch.Config(16, 16, 64)
     found = {}
     for call, link, way in itertools.product(CALLS, LINKS, WAYS):
-        if link in ("odds", "learned") or call in ("symmetric, ids", "nt_xent"):
+        every = call in ("symmetric, ids", "nt_xent", "sup_con")
+        if link == "odds" or every or (link == "learned" and way == "gather"):
             with forced(way):
                 found[f"{call}, {link}, {way}"] = compare(call, link, "mean", rank, world, "triton")
+    for call, way in itertools.product(("queue and batch", "sup_con"), WAYS):
+        with forced(way):
+            found[f"{call}, bfloat16, {way}"] = compare(
+                call, "odds", "none", rank, world, "triton", torch.bfloat16
+            )
+    return found
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many elements the largest tensor made has."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.numel())
+        return result
+
+
+def largest(world):
+    """Elements of the largest tensor that a rank makes, of 32 rows x 2 columns on each rank."""
+    found = {}
+    for way in WAYS:
+        a, b = (torch.randn(32, 2, requires_grad=True) for _ in range(2))
+        with forced(way), Largest() as seen:
+            taufree.info_nce(a, b, symmetric=True, gather_distributed=True, backend="blockwise").backward()
+            taufree.nt_xent(a, b, gather_distributed=True, backend="blockwise").backward()
+        found[way] = seen.numel
     return found
 
 

@@ -96,6 +96,12 @@ def test_collectives_and_bytes(world, name, way):
         assert sorted(backward) == sorted([*again, *normalisers, *back])
 
 
+def test_no_rank_holds_more_of_the_matrix_than_tiles(world):
+    """32 rows x 2 columns on each rank; NT-Xent has 64. Its anchors against all would be 4096 W elements."""
+    for ranked in world[1]:
+        assert max(ranked["largest"].values()) <= 64 * world[0] * 16  # two numbers for each anchor, as bytes
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -122,8 +128,9 @@ def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for ranked in start(kernels, [2], tmp_path)[2]:
         worst = {case: max(errors) for case, errors in ranked.items()}
-        assert len(worst) == 60
-        assert {case: error for case, error in worst.items() if not error < 2e-5} == {}
+        assert len(worst) == 58
+        tolerance = {case: 3e-2 if "bfloat16" in case else 2e-5 for case in worst}
+        assert {case: error for case, error in worst.items() if not error < tolerance[case]} == {}
 
 
 @pytest.fixture(params=["no group", "one rank"])

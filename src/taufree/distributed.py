@@ -38,15 +38,20 @@ def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:
 
 
 class Pending:
-    """A tensor that is on its way, and whose."""
+    """A tensor that is on its way, and what is sent for it; padded batches lose their padding on arrival."""
 
     def __init__(self, what: str, works: Sequence[Any], result: Tensor, sent: Tensor) -> None:
         self.what, self.works, self.result, self.sent = what, works, result, sent
+        self.sizes: Sequence[int] | None = None
 
     def wait(self) -> Tensor:
         with _naming(self.what):
             for work in self.works:
                 work.wait()
+        if self.sizes is not None:
+            batches = zip(self.result, self.sizes, strict=True)
+            self.result, self.sizes = torch.cat([rows[:n] for rows, n in batches]), None
+        self.works = ()
         return self.result
 
 
@@ -82,11 +87,11 @@ class Ranks:
         found = x.new_empty(shape)
         with _naming(what):  # as bytes, since not every backend knows every dtype
             work = dist.all_gather_into_tensor(_bytes(found), _bytes(mine), async_op=True)
-        pending = Pending(what, [work], found.flatten(0, 1), mine)
         if min(sizes) == most:
-            return pending
-        pending.wait()
-        return Pending(what, [], torch.cat([rows[:n] for rows, n in zip(found, sizes, strict=True)]), mine)
+            return Pending(what, [work], found.flatten(0, 1), mine)
+        pending = Pending(what, [work], found, mine)
+        pending.sizes = sizes
+        return pending
 
     def scatter(self, x: Tensor, sizes: Sequence[int], what: str) -> Tensor:
         """Of x [N, ...], summed over the ranks, the rows of this one [n, ...]."""

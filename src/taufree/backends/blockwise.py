@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import precision
+from taufree.backends.eager import eager
 from taufree.backends.precision import chords, full_precision, result_dtype, wide_dtype
 from taufree.backends.rows import Rows, cut, spans
 from taufree.backends.tiles import (
@@ -42,6 +43,7 @@ KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
 NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
 
 
+@eager
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     if isinstance(weights, float):
@@ -51,10 +53,6 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
     result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
     return result
-
-
-# What torch.compiler.disable does, without its import of the whole compiler: a graph break, not a trace.
-loss._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 class _Blockwise(torch.autograd.Function):

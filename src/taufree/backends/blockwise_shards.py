@@ -16,7 +16,7 @@ from taufree.contrast import Contrast, Shard
 from taufree.links import Link
 
 
-def shards(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
+def engine(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
     """What makes an engine for :mod:`taufree.backends.sharded`, and its differentiable inputs."""
     params = [p for p in link.parameters() if p.requires_grad]
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)

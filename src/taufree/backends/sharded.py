@@ -45,6 +45,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from taufree.backends import blockwise_shards, gathered, triton
+from taufree.backends.eager import eager
 from taufree.backends.precision import full_precision, wide_dtype
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, Ranks, Ring, exchange
@@ -84,6 +85,7 @@ class Engine(Protocol):
         """The inputs' gradients, with what other ranks found for own keys and shared negatives."""
 
 
+@eager
 def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor:
     """The loss over all ranks; own rows' losses for "none"."""
     if backend == "auto":
@@ -108,13 +110,9 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
             total = counted.sum().clamp(min=1) if reduction == "mean" else 1
             weights = counted[own.start : own.stop] / total
     step = _Step(contrast, ranks, sizes, queues, groups, weights)
-    make, inputs = (triton if backend == "triton" else blockwise_shards).shards(contrast, link)
+    make, inputs = (triton if backend == "triton" else blockwise_shards).engine(contrast, link)
     result: Tensor = _Sharded.apply(step, make, *inputs)
     return result
-
-
-# A graph break for torch.compile, see blockwise.loss.
-loss._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 class _Step:

@@ -58,7 +58,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     return ops.loss(weights.float() if isinstance(weights, Tensor) else weights, *_arguments(contrast, link))
 
 
-def shards(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
+def engine(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
     """What makes an engine for :mod:`taufree.backends.sharded`, and its differentiable inputs."""
     from taufree.backends.triton.shards import Shards
 
