@@ -1,9 +1,10 @@
 """Losses over several ranks against one process on the whole batch: real processes, gloo, on the CPU.
 
-One start of the processes does everything (tests/ranks.py); the tests read what it found.
+One start of the processes does everything (tests/ranks.py, rank_checks.py); the tests read what it found.
 """
 
 import contextlib
+import itertools
 import json
 import socket
 
@@ -15,7 +16,8 @@ import torch.multiprocessing as mp
 from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
 from taufree.backends.triton import supported
 from taufree.contrast import Contrast
-from tests.ranks import CALLS, WAYS, WORLDS, cases, everything, kernels, run
+from tests.rank_checks import everything, kernels
+from tests.ranks import CALLS, WAYS, WORLDS, cases, run
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
 
@@ -57,10 +59,10 @@ def test_equals_one_process(world, call, way):
     assert {case: error for case, error in worst.items() if not error < tolerance} == {}
 
 
-def test_ddp_without_unused_parameters_accumulates(world):
+def test_training_accumulates_without_unused_parameters(world):
     for ranked in world[1]:
         variants = [case for case in ranked if case.startswith("train")]
-        assert len(variants) == (3 if world[0] == 2 else 2)  # as it is, checkpointed, compiled
+        assert len(variants) == (4 if world[0] == 2 else 2)  # as it is, checkpointed, compiled, under FSDP
         assert max(max(ranked[case]) for case in variants) < 2e-6  # of float32 encoders
 
 
@@ -72,28 +74,36 @@ def test_backward_twice_and_scaled_upstream(world):
     assert all(ranked["backward twice"] < 1e-6 for ranked in world[1])
 
 
-@pytest.mark.parametrize("name", ["one-way", "symmetric", "nt_xent", "sup_con"])
-@pytest.mark.parametrize("way", WAYS)
-def test_collectives_and_bytes(world, name, way):
-    """As the docstring of taufree.backends.sharded says: 8 rows x 16 columns in float32 on each rank."""
-    w = world[0]
+def expected(name, way, w, width):
+    """The collectives of forward and backward with the bytes that a rank receives by each.
+
+    As the docstring of taufree.backends.sharded says; 8 rows x 16 columns in float32 on each of w ranks,
+    sums of ``width`` bytes.
+    """
     n = 8 * w * (2 if name == "nt_xent" else 1)  # all ranks' rows
-    rows, own = n * 16 * 4, n * 16 * 4 // w
-    agree, loss = ["all_gather_into_tensor", 24 * w], ["all_reduce", 8]
-    embeddings = [["all_gather_into_tensor", rows]]
-    back = [["reduce_scatter_tensor", rows]]
+    gather, embeddings = "all_gather_into_tensor", n * 16 * 4
+    rows, back = [[gather, embeddings]], [["reduce_scatter_tensor", embeddings]]
     again = []
     if way == "ring":
-        embeddings = back = again = [["batch_isend_irecv", own]] * (w - 1)
-    labels = [["all_gather_into_tensor", 8 * n]] if name == "sup_con" else []
-    sums = [["all_to_all_single", 8 * n]] if name == "symmetric" else []
-    known = {"one-way": [], "sup_con": [["all_gather_into_tensor", 32 * n]]}
-    normalisers = known.get(name, [["all_gather_into_tensor", 16 * n]])
-    back = [] if name in ("nt_xent", "sup_con") else back
+        rows = back = again = [["batch_isend_irecv", embeddings // w]] * (w - 1)
+    labels = [[gather, 8 * n]] if name == "sup_con" else []
+    sums = [["all_to_all_single", width * n]] if name == "symmetric" else []
+    numbers = {"one-way": 0, "sup_con": 4}.get(name, 2)  # of each anchor that all ranks must know
+    normalisers = [[gather, numbers * width * n]] if numbers else []
+    back = back if name in ("one-way", "symmetric") else []
+    forward = [[gather, 24 * w], *labels, *rows, *sums, ["all_reduce", 8]]
+    return forward, sorted([*again, *normalisers, *back])
+
+
+NAMES = ("one-way", "symmetric", "nt_xent", "sup_con")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", WAYS)
+def test_collectives_and_bytes(world, name, way):
     for ranked in world[1]:
         forward, backward = ranked["collectives"][f"{name}, {way}"]
-        assert forward == [agree, *labels, *embeddings, *sums, loss]
-        assert sorted(backward) == sorted([*again, *normalisers, *back])
+        assert (forward, sorted(backward)) == expected(name, way, world[0], 8)
 
 
 def test_no_rank_holds_more_of_the_matrix_than_tiles(world):
@@ -127,10 +137,13 @@ def test_a_rank_that_left_is_named_by_what_it_owed(world):
 def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for ranked in start(kernels, [2], tmp_path)[2]:
-        worst = {case: max(errors) for case, errors in ranked.items()}
-        assert len(worst) == 58
+        worst = {case: max(errors) for case, errors in ranked["errors"].items()}
+        assert len(worst) == 50
         tolerance = {case: 3e-2 if "bfloat16" in case else 2e-5 for case in worst}
         assert {case: error for case, error in worst.items() if not error < tolerance[case]} == {}
+        for name, way in itertools.product(NAMES, WAYS):
+            forward, backward = ranked["collectives"][f"{name}, {way}"]
+            assert (forward, sorted(backward)) == expected(name, way, 2, 4)
 
 
 @pytest.fixture(params=["no group", "one rank"])
