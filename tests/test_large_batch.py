@@ -111,7 +111,7 @@ def test_each_chunk_counts_once_in_running_statistics():
     assert encoder[1].num_batches_tracked == 2 * 3
 
 
-def test_no_row_is_left_alone():
+def test_no_small_rest_is_left():
     sizes = []
     encoder = mlp(nn.BatchNorm1d(8))  # in training mode it refuses a single row
     encoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
@@ -182,7 +182,7 @@ class SometimesUsed(nn.Linear):
 
 
 def test_autocast_holds_for_both_passes():
-    # The first chunk skips the layer, so its weight is first cast without a graph, and autocast keeps casts.
+    # The first chunk skips the layer, so its weight is first cast without a graph, and autocast keeps it.
     torch.manual_seed(1)
     assert torch.rand(1) > 0.5
     plain = mlp(SometimesUsed(8, 8), dtype=torch.float32)

@@ -41,7 +41,7 @@ def chunked_backward(
             of such. The encoder gets the same with fewer rows, mappings as a dict, and all that is not a
             tensor as it is.
         chunk_size: the most rows that an encoder sees at once. Chunks differ by one row at most, so that
-            none is left with a row alone.
+            no small rest is left for BatchNorm to normalise over.
         scaler: scales the loss before its backward, as ``scaler.scale(loss).backward()`` does.
 
     Returns:
@@ -72,7 +72,7 @@ def chunked_backward(
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
 
     trained = [(call, z.grad) for call, z in zip(chunked, embeddings, strict=True) if z.grad is not None]
-    # Autocast keeps the weights that it cast, and those of a pass without graph would give no gradient.
+    # Autocast keeps the weights that it cast; in older PyTorch those cast without a graph give no gradient.
     torch.clear_autocast_cache()
     restore = _snapshot(buffers, generators)
     try:
