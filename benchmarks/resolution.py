@@ -11,6 +11,7 @@ least a point better than those of the same network before training. Writes one 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import multiprocessing
 import time
@@ -160,7 +161,8 @@ def train(trial: Trial) -> dict[str, object]:
     run = Run(recipe.name, "free", trial.seed, recipe.settings, precision, trial.device)
     training = Training(run, recipe)
     machine = hardware(training.fabric.device)
-    line = {**trial.key, "epochs": run.settings.epochs, "versions": versions(), "hardware": machine}
+    line = {**trial.key, "epochs": run.settings.epochs, "date": datetime.date.today().isoformat()}
+    line |= {"versions": versions(), "hardware": machine}
     untrained = training.evaluate()
     try:
         while training.epoch < run.settings.epochs:

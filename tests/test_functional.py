@@ -121,6 +121,15 @@ def test_reductions(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mean_has_all_digits_of_float64(backend):
+    a, b = rows(80, dtype=torch.float64), rows(80, seed=1, dtype=torch.float64)
+    for each, mean in zip(
+        every_loss(a, b, reduction="none", backend=backend), every_loss(a, b, backend=backend), strict=True
+    ):
+        assert mean.item() == pytest.approx(math.fsum(each.tolist()) / len(each), rel=1e-15)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_symmetric_is_the_mean_of_both_directions(backend):
     a, b, queue = rows(7), rows(7, seed=1), rows(5, seed=2)
     there = info_nce(a, b, queue, in_batch=True, reduction="none", backend=backend)

@@ -99,7 +99,7 @@ class Temperature(Link):
         return cosine / self.tau
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return cosine.new_full((), 1 / self.tau).expand_as(cosine)
+        return cosine.new_ones(()).div_(self.tau).expand_as(cosine)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau}"

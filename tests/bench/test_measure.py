@@ -41,7 +41,7 @@ def test_memory_is_the_peak_of_a_step():
 
 
 def test_time_is_that_of_a_step():
-    assert milliseconds(lambda: time.sleep(0.02), "cpu", 10) == pytest.approx(20, rel=0.5)
+    assert 20 <= milliseconds(lambda: time.sleep(0.02), "cpu", 10) < 200  # a busy machine wakes up late
 
 
 def test_the_floor_is_counted_at_the_measured_rate():

@@ -168,7 +168,7 @@ class SoftmaxTile:
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
         if rise is None and type(link) is Temperature:  # without the passes that make c and 1 + c
-            self.logit, self.slope = gap.sub_(1).div_(-link.tau), gap.new_full((), 1 / link.tau)
+            self.logit, self.slope = gap.sub_(1).div_(-link.tau), gap.new_ones(()).div_(link.tau)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
             self.slope = link.slope(cosine, gap, rise)

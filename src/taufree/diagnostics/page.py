@@ -30,9 +30,9 @@ li{{margin:.35rem 0}}
 .scroll{{overflow-x:auto;margin:0 0 .5rem;border:1px solid #d9e2ec;border-radius:6px}}
 table{{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}}
 figcaption{{font-size:.88rem;color:#52606d}}
-th,td{{padding:.45rem .75rem;text-align:left;border-bottom:1px solid #e4e7eb;vertical-align:top}}
-th{{background:#f5f7fa;font-weight:600;min-width:6rem;vertical-align:bottom}}
-th:first-child{{min-width:10rem}}
+th,td{{padding:.45rem .6rem;text-align:left;border-bottom:1px solid #e4e7eb;vertical-align:top}}
+th{{background:#f5f7fa;font-weight:600;min-width:3rem;vertical-align:bottom}}
+th:first-child{{min-width:7rem}}
 .number{{text-align:right}}
 td.number{{white-space:nowrap}}
 tr.highlight td{{background:#fff7e0;font-weight:600}}

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from taufree.experiments.run import BadInputError, run_key
 
-KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "versions", "hardware", "curves")
+KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
 Line = dict[str, Any]
 
 

@@ -7,6 +7,7 @@ progress: a run that goes on from a checkpoint does on the CPU bit for bit what 
 
 from __future__ import annotations
 
+import datetime
 import logging
 import math
 import random
@@ -73,6 +74,7 @@ def train(
         "settings": run.recorded_settings,
         "metrics": training.evaluate(),
         "seconds": round(time.monotonic() - started, 3),
+        "date": datetime.date.today().isoformat(),
         "versions": versions(),
         "hardware": hardware(training.fabric.device),
         "curves": training.curves,

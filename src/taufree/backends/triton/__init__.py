@@ -76,7 +76,7 @@ def _arguments(contrast: Contrast, link: Link) -> tuple[Any, ...]:
         kind, delta = (ODDS if link.gain == 1 else POWER), link.resolution
         scale = contrast.anchors.new_full((int(kind == POWER),), link.gain, dtype=torch.float32)
     elif isinstance(link, Temperature):
-        scale = contrast.anchors.new_full((1,), 1 / link.tau, dtype=torch.float32)
+        scale = contrast.anchors.new_ones(1, dtype=torch.float32).div_(link.tau)
         if link.tau >= GENTLE and contrast.labels is None and contrast.own_negatives is None:
             kind = EXP
     else:

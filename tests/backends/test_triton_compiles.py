@@ -1,0 +1,95 @@
+"""The fused kernels compile for real GPUs, which needs none: Triton brings its compiler and ptxas along.
+
+Every launch of a step is compiled instead of run, from the arguments it would have had.
+"""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="needs Triton, which PyTorch brings along on Linux")
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: nothing is compiled", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from taufree import LearnableTemperature, LogOdds, Temperature  # noqa: E402
+from taufree.backends import triton as backend  # noqa: E402
+from taufree.backends.triton import launch, rows  # noqa: E402
+from taufree.contrast import Contrast  # noqa: E402
+
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.int64: "i64",
+}  # fmt: skip
+
+
+def kind(argument):
+    if isinstance(argument, torch.Tensor):
+        return f"*{TYPES[argument.dtype]}"
+    if isinstance(argument, TensorDescriptor):
+        return f"tensordesc<{TYPES[argument.base.dtype]}{list(argument.block_shape)}>"
+    return "fp32" if isinstance(argument, float) else "i32"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of the kernels that a step launches; each is compiled for an H100."""
+    done = {}
+
+    def compile_only(kernel, programs, *arguments, **options):
+        names = kernel.arg_names
+        given = dict(zip(names, arguments, strict=False))
+        constants = {name: options.pop(name) for name in names if name not in given}
+        key = (kernel.__name__, *map(kind, arguments), *constants.values())
+        if key not in done:
+            signature = {n: kind(given[n]) if n in given else "constexpr" for n in names}
+            aligned = [i for i, n in enumerate(names) if signature[n].startswith("*")]
+            source = ASTSource(
+                kernel,
+                signature,
+                constexprs={(names.index(n),): value for n, value in constants.items()},
+                attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+            )
+            options["enable_fp_fusion"] = True
+            done[key] = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+    for module in (launch, rows):
+        monkeypatch.setattr(module, "start", compile_only)
+    monkeypatch.setattr(launch, "_add_product", lambda *_: None)
+    return done
+
+
+CASES = {
+    "symmetric": lambda a, b: Contrast(a, b, symmetric=True),
+    "queue and ids": lambda a, b: Contrast(a, b, queue=b, ids=torch.arange(len(a))),
+    "views": lambda a, b: Contrast(torch.cat([a, b]), shift=len(a)),
+    "labels": lambda a, b: Contrast(a, labels=torch.arange(len(a)) // 2),
+}
+LINKS = {
+    "odds": LogOdds(), "gain": LogOdds(gain=2.0), "tau": Temperature(0.1), "learned": LearnableTemperature()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "link", "dtype"),
+    [
+        ("symmetric", "odds", torch.bfloat16),
+        ("symmetric", "odds", torch.float32),
+        ("symmetric", "tau", torch.bfloat16),
+        ("symmetric", "gain", torch.float16),
+        ("queue and ids", "learned", torch.bfloat16),
+        ("views", "odds", torch.bfloat16),
+        ("labels", "odds", torch.bfloat16),
+        ("labels", "learned", torch.float32),
+    ],
+    ids=str,
+)
+def test_every_launch_of_a_step_compiles(case, link, dtype, compiled):
+    a, b = (torch.randn(40, 72).to(dtype).requires_grad_() for _ in range(2))
+    backend.loss(CASES[case](a, b), LINKS[link], 0.5).backward()
+    launched = {key[0] for key in compiled}
+    assert {"tile_sums", "tile_coefficients"} <= launched
+    assert any(name.startswith("finish") for name in launched)
+    assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
