@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class Contrast:
         own_negatives: [N, K, D], negatives of one anchor each.
         ids: [N]; a key with the anchor's id that is not its positive is left out.
         labels: [N]; when given they, and not ``shift``, tell the positives.
+        positives: [N], how many positives each anchor has, where other ranks hold some of them.
     """
 
     anchors: Tensor
@@ -41,6 +43,7 @@ class Contrast:
     own_negatives: Tensor | None = None
     ids: Tensor | None = None
     labels: Tensor | None = None
+    positives: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -73,16 +76,31 @@ class Contrast:
 
     def positive_count(self) -> Tensor:
         """[N]: how many positives each anchor has, at O(N) memory."""
+        if self.positives is not None:
+            return self.positives
         if self.labels is None:
             return torch.ones(self.n, dtype=torch.long, device=self.anchors.device)
-        ordered = self.labels.sort().values
-        upper = torch.searchsorted(ordered, self.labels, right=True)
-        return upper - torch.searchsorted(ordered, self.labels) - 1
+        return how_many(self.labels) - 1
 
     def _pairs(self, rows: range, cols: range, shift: int) -> Tensor:
         device = self.anchors.device
         row = torch.arange(rows.start, rows.stop, device=device)
         return ((row + shift) % self.n)[:, None] == torch.arange(cols.start, cols.stop, device=device)
+
+
+class Shard(NamedTuple):
+    """Candidates [K, D] that another rank holds. Neither an anchor of this rank nor its positive by position
+    is among them; equal ids or labels may be."""
+
+    x: Tensor
+    groups: Tensor | None  # [K], their ids or labels; None if none are given, and for a queue
+    looks_back: bool  # whether they are anchors too
+
+
+def how_many(values: Tensor) -> Tensor:
+    """[N]: how often each of the values occurs among them."""
+    ordered = values.sort().values
+    return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
 
 
 def _equal(values: Tensor, rows: range, cols: range) -> Tensor:

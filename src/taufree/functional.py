@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends import BACKENDS, choose
+from taufree import distributed
+from taufree.backends import BACKENDS, choose, sharded
 from taufree.backends.precision import wide_dtype
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
@@ -23,6 +24,7 @@ def info_nce(
     ids: Tensor | None = None,
     link: Link | None = None,
     reduction: str = "mean",
+    gather_distributed: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""InfoNCE: each query must find its key among the candidates.
@@ -43,6 +45,10 @@ def info_nce(
         link: how a cosine becomes a logit; None is :class:`taufree.LogOdds`, without temperature.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
             two directions).
+        gather_distributed: contrast with the batches of all ranks of the default process group, as one
+            process would with their concatenation: the loss is the global one (own rows for "none"), and
+            so is every parameter's gradient after DDP's averaging; shared ``negative_keys`` are
+            those of all ranks together. Without a process group it is the plain loss.
         backend: "auto", "reference" (dense, twice differentiable), "blockwise" (linear memory, any
             device) or "triton" (fused GPU kernels).
 
@@ -91,7 +97,7 @@ def info_nce(
         own_negatives=own_negatives,
         ids=ids,
     )
-    return _loss(contrast, link, reduction, backend)
+    return _loss(contrast, link, reduction, gather_distributed, backend)
 
 
 def nt_xent(
@@ -101,6 +107,7 @@ def nt_xent(
     ids: Tensor | None = None,
     link: Link | None = None,
     reduction: str = "mean",
+    gather_distributed: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
@@ -110,7 +117,8 @@ def nt_xent(
     Args:
         view_a, view_b: two views of the same N samples, [N, D].
         ids: integers, [N]; a candidate of the same id that is not the positive is left out.
-        link, reduction, backend: see :func:`info_nce`; "none" gives [2N], view_a's anchors first.
+        link, reduction, gather_distributed, backend: see :func:`info_nce`; "none" gives [2N], view_a's
+            anchors first.
 
     Example:
         >>> a, b = torch.eye(4)[:2], torch.eye(4)[:2] + 0.5
@@ -126,7 +134,7 @@ def nt_xent(
         shift=view_a.shape[0],
         ids=None if ids is None else torch.cat([ids, ids]),
     )
-    return _loss(contrast, link, reduction, backend)
+    return _loss(contrast, link, reduction, gather_distributed, backend)
 
 
 def sup_con(
@@ -135,6 +143,7 @@ def sup_con(
     *,
     link: Link | None = None,
     reduction: str = "mean",
+    gather_distributed: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""Supervised contrastive loss: every other row with the anchor's label is a positive.
@@ -148,7 +157,7 @@ def sup_con(
     Args:
         embeddings: [N, D]; for several views of a sample, stack the views and repeat the labels.
         labels: integers, [N].
-        link, reduction, backend: see :func:`info_nce`.
+        link, reduction, gather_distributed, backend: see :func:`info_nce`.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
@@ -157,7 +166,7 @@ def sup_con(
     """
     _check_embeddings("embeddings", embeddings)
     _check_integers("labels", labels, embeddings)
-    return _loss(Contrast(embeddings, labels=labels), link, reduction, backend)
+    return _loss(Contrast(embeddings, labels=labels), link, reduction, gather_distributed, backend)
 
 
 def check_options(link: Link | None, reduction: str, backend: str) -> Link:
@@ -173,9 +182,13 @@ def check_options(link: Link | None, reduction: str, backend: str) -> Link:
     return link
 
 
-def _loss(contrast: Contrast, link: Link | None, reduction: str, backend: str) -> Tensor:
+def _loss(
+    contrast: Contrast, link: Link | None, reduction: str, gather_distributed: bool, backend: str
+) -> Tensor:
     link = check_options(link, reduction, backend)
     link.project()
+    if gather_distributed and distributed.active():
+        return sharded.loss(contrast, link, reduction, backend)
     return choose(backend, contrast, link)(contrast, link, _weights(contrast, reduction))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from taufree.functional import check_options, info_nce, nt_xent, sup_con
@@ -11,14 +13,24 @@ from taufree.links import Link
 class _Loss(nn.Module):
     """What the three losses share; the only state is what the link learns."""
 
-    def __init__(self, link: Link | None, reduction: str, backend: str) -> None:
+    def __init__(self, link: Link | None, reduction: str, gather_distributed: bool, backend: str) -> None:
         super().__init__()
         self.link = check_options(link, reduction, backend)
         self.reduction = reduction
+        self.gather_distributed = gather_distributed
         self.backend = backend
 
+    def _options(self) -> dict[str, Any]:
+        return {
+            "link": self.link,
+            "reduction": self.reduction,
+            "gather_distributed": self.gather_distributed,
+            "backend": self.backend,
+        }
+
     def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}, backend={self.backend!r}"
+        gathers = ", gather_distributed=True" if self.gather_distributed else ""
+        return f"reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
 
 
 class InfoNCE(_Loss):
@@ -43,9 +55,10 @@ class InfoNCE(_Loss):
         in_batch: bool | None = None,
         link: Link | None = None,
         reduction: str = "mean",
+        gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(link, reduction, backend)
+        super().__init__(link, reduction, gather_distributed, backend)
         self.symmetric = symmetric
         self.in_batch = in_batch
 
@@ -63,9 +76,7 @@ class InfoNCE(_Loss):
             symmetric=self.symmetric,
             in_batch=self.in_batch,
             ids=ids,
-            link=self.link,
-            reduction=self.reduction,
-            backend=self.backend,
+            **self._options(),
         )
 
     def extra_repr(self) -> str:
@@ -81,13 +92,18 @@ class NTXent(_Loss):
         True
     """
 
-    def __init__(self, *, link: Link | None = None, reduction: str = "mean", backend: str = "auto") -> None:
-        super().__init__(link, reduction, backend)
+    def __init__(
+        self,
+        *,
+        link: Link | None = None,
+        reduction: str = "mean",
+        gather_distributed: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(link, reduction, gather_distributed, backend)
 
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
-        return nt_xent(
-            view_a, view_b, ids=ids, link=self.link, reduction=self.reduction, backend=self.backend
-        )
+        return nt_xent(view_a, view_b, ids=ids, **self._options())
 
 
 class SupCon(_Loss):
@@ -100,8 +116,15 @@ class SupCon(_Loss):
         0.0302
     """
 
-    def __init__(self, *, link: Link | None = None, reduction: str = "mean", backend: str = "auto") -> None:
-        super().__init__(link, reduction, backend)
+    def __init__(
+        self,
+        *,
+        link: Link | None = None,
+        reduction: str = "mean",
+        gather_distributed: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(link, reduction, gather_distributed, backend)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return sup_con(embeddings, labels, link=self.link, reduction=self.reduction, backend=self.backend)
+        return sup_con(embeddings, labels, **self._options())

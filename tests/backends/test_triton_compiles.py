@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 from taufree import LearnableTemperature, LogOdds, Temperature  # noqa: E402
 from taufree.backends import triton as backend  # noqa: E402
 from taufree.backends.triton import launch, rows  # noqa: E402
-from taufree.contrast import Contrast  # noqa: E402
+from taufree.contrast import Contrast, Shard  # noqa: E402
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
@@ -92,4 +92,26 @@ def test_every_launch_of_a_step_compiles(case, link, dtype, compiled):
     launched = {key[0] for key in compiled}
     assert {"tile_sums", "tile_coefficients"} <= launched
     assert any(name.startswith("finish") for name in launched)
+    assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "link"), [("symmetric", "odds"), ("symmetric", "learned"), ("views", "odds"), ("labels", "odds")]
+)
+def test_every_launch_over_ranks_compiles(case, link, compiled):
+    """A shard of another rank, with ids or labels of its own."""
+    a, b = (torch.randn(40, 72).bfloat16().requires_grad_() for _ in range(2))
+    contrast = CASES[case](a, b)
+    groups = None if contrast.labels is None else torch.arange(24)
+    shard = Shard(torch.randn(24, 72).bfloat16(), groups, looks_back=True)
+    make, inputs = backend.engine(contrast, LINKS[link])
+    engine = make([None if x is None else x.detach() for x in inputs], [True, True, False, False, True])
+    engine.add_own()
+    own = set(compiled)
+    engine.add(shard)
+    engine.losses()
+    known = engine.weigh(torch.ones(contrast.n))
+    engine.pull_own()
+    engine.pull(shard, known[:24], wanted=contrast.keys is not None)
+    assert {"tile_sums", "tile_coefficients"} <= {key[0] for key in set(compiled) - own}
     assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())

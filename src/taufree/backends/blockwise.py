@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import precision
+from taufree.backends.eager import eager
 from taufree.backends.precision import chords, full_precision, result_dtype, wide_dtype
 from taufree.backends.rows import Rows, cut, spans
 from taufree.backends.tiles import (
@@ -35,12 +36,14 @@ from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
 
 Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
+Tile: TypeAlias = OddsTile | SoftmaxTile
 
 TILE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
 NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
 
 
+@eager
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     if isinstance(weights, float):
@@ -50,10 +53,6 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
     result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
     return result
-
-
-# What torch.compiler.disable does, without its import of the whole compiler: a graph break, not a trace.
-loss._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 class _Blockwise(torch.autograd.Function):
@@ -101,12 +100,16 @@ class _Final(torch.autograd.Function):
 
 
 class _Place(NamedTuple):
-    """A tile of the matrix: anchors ``rows`` against ``cols`` of ``block``, and who looks back, if anyone."""
+    """A tile of the matrix: anchors ``rows`` against ``cols`` of ``block``, and who looks back, if anyone.
+
+    ``groups`` are the block's ids or labels, if another rank holds it.
+    """
 
     rows: range
     cols: range
     block: Rows
     across: Direction | None
+    groups: Tensor | None = None
 
 
 class _Engine:
@@ -133,24 +136,23 @@ class _Engine:
     def run(self, weights: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
         """The losses [N], and the inputs' gradients of sum(weights * losses) unless weights is None."""
         with full_precision(self.u.x.device):
-            positive = None if self.contrast.labels is not None else self._positive()
-            rows, cols = self._directions(positive, weights)
-            for part, similarity, *_ in self._own_negatives():
-                rows.negatives[part] = self.kind.merge(rows.negatives[part], self.link.logit(*similarity))
+            positive, rows, cols = self._begin(weights)
             self._visit(rows, cols, weights is not None)
             losses = rows.losses if cols is None else (rows.losses + cols.losses) / 2
             return losses, [] if weights is None else self._gradients(positive, rows, cols)
 
-    def _directions(
-        self, positive: Similarity | None, weights: Tensor | None
-    ) -> tuple[Direction, Direction | None]:
+    def _begin(self, weights: Tensor | None) -> tuple[Similarity | None, Direction, Direction | None]:
+        """The positives, and both directions with the pairs outside the matrix in their sums."""
+        positive = None if self.contrast.labels is not None else self._positive()
         logit = None if positive is None else self.link.logit(*positive)
-        count = self.contrast.positive_count()
-        if not self.contrast.symmetric:
-            return Direction(self.kind, count, logit, weights, self.wide), None
-        half = None if weights is None else weights / 2
-        rows, cols = (Direction(self.kind, count, logit, half, self.wide) for _ in range(2))
-        return rows, cols
+        count, cols = self.contrast.positive_count(), None
+        if self.contrast.symmetric:
+            weights = None if weights is None else weights / 2
+            cols = Direction(self.kind, count, logit, weights, self.wide)
+        rows = Direction(self.kind, count, logit, weights, self.wide)
+        for part, similarity, *_ in self._own_negatives():
+            rows.negatives[part] = self.kind.merge(rows.negatives[part], self.link.logit(*similarity))
+        return positive, rows, cols
 
     def _gradients(
         self, positive: Similarity | None, rows: Direction, cols: Direction | None
@@ -182,10 +184,10 @@ class _Engine:
             self._learn(link_gradient(self.link, similarity, outer, self.params))
         return outer * self.link.slope(*similarity)
 
-    def _learn(self, gradients: Sequence[Tensor | None]) -> None:
+    def _learn(self, gradients: Sequence[Tensor | None], share: float = 1.0) -> None:
         for total, gradient in zip(self.param_grads, gradients, strict=True):
             if gradient is not None:
-                total += gradient
+                total += share * gradient
 
     # Pairs outside the matrix, exactly.
 
@@ -229,25 +231,33 @@ class _Engine:
         # One way, a row's sums are complete after its own tiles; two ways, only after all tiles.
         for group in [strips] if across else [[strip] for strip in strips]:
             places = [place for strip in group for place in self._places(strip, across)]
-            kept: list[OddsTile | SoftmaxTile | None] = []
-            room = KEPT if want_grad else 0
-            for place in places:
-                tile = self._tile(place)
-                rows.add(tile, cut(place.rows), 1)
-                if place.across is not None:
-                    place.across.add(tile, cut(place.cols), 0)
-                room -= tile.nbytes
-                kept.append(tile if room >= 0 else None)
+            kept = self._sums(places, rows, KEPT if want_grad else 0)
             for direction in (rows, cols):
                 if direction is not None:
                     direction.close(slice(group[0].start, group[-1].stop))
             if want_grad:
-                for i, place in enumerate(places):
-                    tile, kept[i] = kept[i] or self._tile(place), None
-                    sides = [rows.side.at(place.rows, 0)]
-                    if place.across is not None:
-                        sides.append(place.across.side.at(place.cols, 1))
-                    self._tile_gradient(place, tile, sides)
+                self._pulls(places, rows, kept)
+
+    def _sums(self, places: Sequence[_Place], rows: Direction, room: int) -> list[Tile | None]:
+        """Adds the tiles to the sums; returns those that fit ``room`` bytes."""
+        kept: list[Tile | None] = []
+        for place in places:
+            tile = self._tile(place)
+            rows.add(tile, cut(place.rows), 1)
+            if place.across is not None:
+                place.across.add(tile, cut(place.cols), 0)
+            room -= tile.nbytes
+            kept.append(tile if room >= 0 else None)
+        return kept
+
+    def _pulls(self, places: Sequence[_Place], rows: Direction, kept: list[Tile | None]) -> None:
+        """Adds the tiles' part of the gradient, once the sums are complete; uses up those ``kept``."""
+        for i, place in enumerate(places):
+            tile, kept[i] = kept[i] or self._tile(place), None
+            sides = [rows.side.at(place.rows, 0)]
+            if place.across is not None:
+                sides.append(place.across.side.at(place.cols, 1))
+            self._tile_gradient(place, tile, sides)
 
     def _height(self) -> int:
         """Rows of a strip such that all its tiles are kept, within reason; tall tiles mean fewer calls."""
@@ -267,7 +277,7 @@ class _Engine:
             for cols in spans(len(self.queue.x), TILE):
                 yield _Place(rows, cols, self.queue, None)
 
-    def _tile(self, place: _Place) -> OddsTile | SoftmaxTile:
+    def _tile(self, place: _Place) -> Tile:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         assert u.unit is not None
         assert v.unit is not None
@@ -278,6 +288,12 @@ class _Engine:
             left_out = LeftOut.of(self.contrast, place.rows, place.cols)
             if self.contrast.labels is not None:
                 same = self.contrast.same_label(place.rows, place.cols)
+        elif place.groups is not None:
+            labels, groups = self.contrast.labels, place.groups[cols]
+            if labels is not None:
+                same = labels[rows, None] == groups
+            elif self.contrast.ids is not None:
+                left_out = LeftOut([], self.contrast.ids[rows, None] == groups)
         if left_out is not None:
             left_out.fill(gap, 1)
         least, most = gap.aminmax()
@@ -288,10 +304,11 @@ class _Engine:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
         return self.kind(self.link, gap, rise, left_out, same)  # type: ignore[arg-type]
 
-    def _tile_gradient(self, place: _Place, tile: OddsTile | SoftmaxTile, sides: list[Side]) -> None:
+    def _tile_gradient(self, place: _Place, tile: Tile, sides: list[Side]) -> None:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         a, learned = tile.coefficients(sides, self.params)
-        self._learn(learned)
+        # Anchors among themselves on two ranks: both of them meet the pair, with both directions in it.
+        self._learn(learned, 0.5 if self.contrast.keys is None and v is not u else 1.0)
         if tile.near:
             a = a.to(self.wide)
             if u.grad is not None:

@@ -122,6 +122,11 @@ class OddsTile:
         return total + logits.exp().sum(-1)
 
     @staticmethod
+    def join(total: Tensor, more: Tensor) -> Tensor:
+        """Two sums as one."""
+        return total + more
+
+    @staticmethod
     def log(total: Tensor) -> Tensor:
         return total.log()
 
@@ -189,6 +194,10 @@ class SoftmaxTile:
     @staticmethod
     def merge(total: Tensor, logits: Tensor) -> Tensor:
         return torch.logaddexp(total, logits.logsumexp(-1))
+
+    @staticmethod
+    def join(total: Tensor, more: Tensor) -> Tensor:
+        return torch.logaddexp(total, more)
 
     @staticmethod
     def log(total: Tensor) -> Tensor:

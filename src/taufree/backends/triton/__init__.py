@@ -5,12 +5,19 @@ Same contract as the other backends. See docs/kernels.md for how it works and ho
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from taufree.backends.precision import chords, normalize
 from taufree.contrast import Contrast
 from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
+
+if TYPE_CHECKING:
+    from taufree.backends.triton.shards import Shards
 
 GENTLE = 0.025  # the lowest temperature at which exp((c - 1)/tau) stays in float32's range
 LARGEST = 4096  # columns of an input: a row must fit the registers of a block
@@ -47,6 +54,21 @@ def supported(contrast: Contrast, link: Link) -> str | None:
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     from taufree.backends.triton import ops
+
+    return ops.loss(weights.float() if isinstance(weights, Tensor) else weights, *_arguments(contrast, link))
+
+
+def engine(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
+    """What makes an engine for :mod:`taufree.backends.sharded`, and its differentiable inputs."""
+    from taufree.backends.triton.shards import Shards
+
+    anchors, keys, _, extra, scale, *options = _arguments(contrast, link)
+    queue = None if contrast.queue is None else contrast.queue.contiguous()
+    return partial(Shards, options), (anchors, keys, queue, extra, scale)
+
+
+def _arguments(contrast: Contrast, link: Link) -> tuple[Any, ...]:
+    """Those of ops.loss."""
     from taufree.backends.triton.rows import EXP, ODDS, POWER, SCALE
 
     kind, delta = SCALE, 0.0
@@ -60,8 +82,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     else:
         one = torch.ones(1, dtype=torch.float32, device=contrast.anchors.device)
         scale = link.slope(one, one, one)
-    return ops.loss(
-        weights.float() if isinstance(weights, Tensor) else weights,
+    return (
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),
         None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),

@@ -53,6 +53,7 @@ class Block(NamedTuple):
     shift: int
     cols: bool  # the candidates are anchors too
     positives: bool  # row i + shift of v is the positive of row i
+    far_groups: Tensor | None = None  # [M], the candidates', if they are another rank's
 
     @property
     def alone(self) -> bool:
@@ -61,8 +62,9 @@ class Block(NamedTuple):
     def tiles(self, config: Config, link: Link) -> tuple[Any, ...]:
         """The arguments that both passes begin with."""
         groups = self.u.sides if self.groups is None else self.groups
+        far_groups = groups if self.far_groups is None else self.far_groups
         u, v = self.u.tiles(config.bm, config.bk), self.v.tiles(config.bn, config.bk)
-        return u, v, self.u.sides, self.v.sides, groups, link.scale
+        return u, v, self.u.sides, self.v.sides, groups, far_groups, link.scale
 
     def options(self, mode: Mode, config: Config, link: Link) -> dict[str, Any]:
         return {
@@ -109,14 +111,14 @@ def add_sums(block: Block, mode: Mode, link: Link, rows: Tensor, cols: Tensor) -
 
 
 def add_gradients(
-    block: Block, mode: Mode, link: Link, upstream: Upstream, sides: tuple[Tensor, Tensor, Tensor],
+    block: Block, mode: Mode, link: Link, upstream: Upstream, sides: tuple[Tensor, ...],
     grads: tuple[Tensor | None, Tensor | None], fresh: tuple[bool, bool], learned: Tensor | None,
 ) -> None:  # fmt: skip
     """Adds a block's part of the gradient with respect to the unit rows u and v, and to the scale.
 
-    ``sides`` are the two directions' normalisers and the labels' state; ``fresh`` gradients hold nothing
-    yet, not even zeros. The coefficients exist for one chunk of the matrix at a time; two library
-    products turn them into both gradients.
+    ``sides`` are the candidates' upstream, the two directions' normalisers, and the labels' state of
+    anchors and candidates; ``fresh`` gradients hold nothing yet, not even zeros. The coefficients exist for
+    one chunk of the matrix at a time; two library products turn them into both gradients.
     """
     u, v, config = block.u, block.v, tile_config(link.kind, block.labels, mode)
     height, breadth = (

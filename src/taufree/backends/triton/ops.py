@@ -13,36 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.backends.triton.launch import Block, add_gradients, add_sums, library_precision
-from taufree.backends.triton.rows import (
-    ODDS,
-    SCALE,
-    Link,
-    Mode,
-    Rows,
-    Upstream,
-    close,
-    close_labelled,
-    fill,
-    fill_pairs,
-    finish,
-    finish_pairs,
-)
+from taufree.backends.triton.evaluation import Evaluation, share_of
+from taufree.backends.triton.launch import library_precision
+from taufree.backends.triton.rows import SCALE, Mode, Upstream
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-def _blocks(
-    u: Rows, v: Rows, queue: Rows | None, groups: Tensor | None, count: Tensor | None, shift: int,
-    in_batch: bool, symmetric: bool,
-) -> list[Block]:  # fmt: skip
-    """The in-batch pairs, then the queue's."""
-    labels = count is not None
-    found = [Block(u, v, groups, labels, shift, cols=symmetric, positives=not labels)] if in_batch else []
-    if queue is not None:
-        found.append(Block(u, queue, None, labels=False, shift=0, cols=False, positives=False))
-    return found
 
 
 def _at_home(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -77,29 +53,12 @@ def _forward(
     ``extra`` [N] is a sum of weights (its logarithm unless ODDS) that joins the anchors' negatives.
     ``groups`` [N] are ids, or labels if ``count`` [N] gives the positives that each anchor has.
     """
-    mode, link = Mode.of(anchors, keys, queue), Link(kind, scale, delta)
-    u = Rows(anchors, mode)
-    v = u if keys is None else Rows(keys, mode)
-    candidates = None if queue is None else Rows(queue, mode)
-    if candidates is not None:
-        fill(candidates, mode)
-    if count is None:
-        positive, (rows, cols) = fill_pairs(u, v, mode, shift, kind)
-    else:
-        fill(u, mode)
-        rows = cols = anchors.new_full((3, u.n), 0.0 if kind == ODDS else -torch.inf, dtype=torch.float32)
-        rows[2].zero_()
-    for block in _blocks(u, v, candidates, groups, count, shift, in_batch, symmetric):
-        add_sums(block, mode, link, rows, rows if block.alone else cols)
-    if count is not None:
-        loss, z, positive = close_labelled(rows, count, link)
-        loss *= weight
-    else:
-        if extra is not None:
-            rows = rows + extra if kind == ODDS else torch.logaddexp(rows.to(extra.dtype), extra)
-        loss, z = close(positive, rows, cols if symmetric else None, link, weight)
-    kept = [u] + ([] if v is u else [v]) + ([] if candidates is None else [candidates])
-    return loss, [z, positive, *(t for x in kept for t in (x.unit, x.stats))]
+    found = Evaluation(
+        anchors, keys, queue, scale, groups, count, shift, in_batch, symmetric, kind, delta
+    )  # fmt: skip
+    found.sums()
+    loss = found.close(extra, weight)
+    return loss, found.state()
 
 
 def _fake_forward(
@@ -137,43 +96,13 @@ def _backward(
 
     ``upstream`` is the gradient of each of the forward's losses [N], or a scalar for all.
     """
-    mode, link = Mode.of(anchors, keys, queue), Link(kind, scale, delta)
-    z, positive, *made = state
+    found = Evaluation(
+        anchors, keys, queue, scale, groups, count, shift, in_batch, symmetric, kind, delta, state
+    )  # fmt: skip
     outer = Upstream(upstream.contiguous(), weight)
-    units = [None if x is None else Rows(x, mode, (made.pop(0), made.pop(0))) for x in (anchors, keys, queue)]
-    u, v, candidates = units[0], units[1] or units[0], units[2]
-    assert u is not None
-    assert v is not None
-    with library_precision(mode):
-        blocks = _blocks(u, v, candidates, groups, count, shift, in_batch, symmetric)
-        fresh = (bool(blocks) and not blocks[0].alone, in_batch, True)  # the first product need not add
-        grads = [
-            (anchors.new_empty if new else anchors.new_zeros)((x.n, x.pad), dtype=torch.float32)
-            if x is not None and want
-            else None
-            for x, want, new in zip(units, wanted, fresh, strict=False)
-        ]
-        learned = anchors.new_zeros((), dtype=torch.float32) if wanted[3] else None
-        for block in blocks:
-            own = grads[2] if block.v is candidates else grads[0] if block.alone else grads[1]
-            sides = (z[0], z[0] if block.alone else z[1], positive)
-            new = (fresh[0] and block is blocks[0], not block.alone)
-            add_gradients(block, mode, link, outer, sides, (grads[0], own), new, learned)
-        results: list[Tensor] = []
-        paired = count is None
-        roles = [(paired, paired and v is u), (False, paired), (False, False)]
-        left = list(zip(units, grads, (v, u, candidates), roles, strict=True))
-        if v is not u and grads[0] is not None and grads[1] is not None:
-            results += finish_pairs(u, grads[0], v, grads[1], outer, positive)
-            left = left[2:]
-        for x, grad, other, role in left:
-            if x is not None and grad is not None and other is not None:
-                results.append(finish(x, grad, other, outer, positive, shift, role))
-        if learned is not None:  # with the positives', whose pull is dL/dlogit * scale
-            gap, rise, pull = positive
-            own_part = (upstream * pull * (rise - gap)).sum() * (weight / 2) / scale.double()
-            results.append((learned + own_part).to(scale.dtype).reshape(scale.shape))
-    return results
+    with library_precision(found.mode):
+        found.pull_blocks(outer, wanted)
+        return found.finish(outer, wanted)
 
 
 def _fake_backward(
@@ -206,10 +135,7 @@ def _differentiate(
     of_anchors, of_keys, of_queue, of_scale = (next(found) if want else None for want in wanted)
     of_extra = None
     if extra is not None and needs[3]:
-        z = state[0][0].to(extra.dtype)
-        of_extra = (
-            ctx.weight * upstream * (z / (2 * (1 + ctx.delta)) if ctx.kind == ODDS else (extra - z).exp())
-        )
+        of_extra = ctx.weight * upstream * share_of(extra, state[0][0], ctx.kind, ctx.delta)
     return (of_anchors, of_keys, of_queue, of_extra, of_scale, *(None,) * 8)
 
 

@@ -16,12 +16,14 @@ def start(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
     What Triton compiles depends on the options, the tensors' dtypes and whether they begin at a multiple
     of 16 bytes; on other numbers these kernels are not specialised. The compiled kernel is kept by that.
     """
-    key = [kernel, *options.values()]
+    key, device = [kernel, *options.values()], None
     for x in arguments:
         if isinstance(x, Tensor):
-            key += [x.device, x.dtype, x.data_ptr() % 16]
+            key += (x.dtype, x.data_ptr() % 16)
+            device = device or x.device  # all are on one
         elif isinstance(x, TensorDescriptor):
             key.append(x.base.dtype)
+    key.append(device)
     if found := _compiled.get(tuple(key)):
         found[programs, 1, 1](*arguments, *(options[name] for name in kernel.arg_names[len(arguments) :]))
     else:  # the interpreter compiles nothing and gives None

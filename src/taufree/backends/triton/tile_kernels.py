@@ -69,7 +69,8 @@ def _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD: tl.constexpr, S
 
 
 @triton.jit
-def _counted(i, j, groups, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr):
+def _counted(i, j, u_groups, v_groups, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr,
+             IDS: tl.constexpr):  # fmt: skip
     """Which pairs of a tile count as negatives; each pair of anchors among themselves once (i < j)."""
     counted = (i < N)[:, None] & (j < M)[None, :]
     if SELF:
@@ -78,8 +79,13 @@ def _counted(i, j, groups, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.conste
     elif POSITIVES:
         counted &= ((i + shift) % N)[:, None] != j[None, :]
     if IDS:
-        counted &= tl.load(groups + i, i < N, 0)[:, None] != tl.load(groups + j, j < M, 0)[None, :]
+        counted &= tl.load(u_groups + i, i < N, 0)[:, None] != tl.load(v_groups + j, j < M, 0)[None, :]
     return counted
+
+
+@triton.jit
+def _same(i, j, u_groups, v_groups, N, M):
+    return tl.load(u_groups + i, i < N, 0)[:, None] == tl.load(v_groups + j, j < M, 0)[None, :]
 
 
 @triton.jit
@@ -137,8 +143,8 @@ def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
-def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, first_col, row_tiles,
-              col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
+def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, N, M, first_col,
+              row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
               POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr, PAD: tl.constexpr,
               SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
               BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
@@ -156,8 +162,8 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
     i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
     c, gap, rise, _, _ = _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK)
     if LABELS:
-        counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
-        same = counted & (tl.load(groups + i, i < N, 0)[:, None] == tl.load(groups + j, j < M, 0)[None, :])
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        same = counted & _same(i, j, u_groups, v_groups, N, M)
         if LINK == ODDS:
             amount = tl.where(counted, rise * reciprocals(gap, BM, BN), 0.0)
             logit = tl.log(tl.where(same, amount, 1.0))
@@ -171,9 +177,10 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
         _put(rows_out, tj, col_tiles, N, 0, i, _sum(negatives, 1, LINK), ATOMIC)
         _put(rows_out, tj, col_tiles, N, 1, i, _sum(positives, 1, LINK), ATOMIC)
         _put(rows_out, tj, col_tiles, N, 2, i, tl.sum(logit, 1), ATOMIC)
-        _put(cols_out, ti, row_tiles, M, 0, j, _sum(negatives, 0, LINK), ATOMIC)
-        _put(cols_out, ti, row_tiles, M, 1, j, _sum(positives, 0, LINK), ATOMIC)
-        _put(cols_out, ti, row_tiles, M, 2, j, tl.sum(logit, 0), ATOMIC)
+        if COLS:
+            _put(cols_out, ti, row_tiles, M, 0, j, _sum(negatives, 0, LINK), ATOMIC)
+            _put(cols_out, ti, row_tiles, M, 1, j, _sum(positives, 0, LINK), ATOMIC)
+            _put(cols_out, ti, row_tiles, M, 2, j, tl.sum(logit, 0), ATOMIC)
     elif LINK == ODDS or LINK == EXP:
         if LINK == ODDS:  # weight = times * r - less
             r, times, less = reciprocals(gap, BM, BN), 2.0 * (1.0 + delta), 1.0
@@ -186,7 +193,7 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
             else:
                 across = tl.zeros((BN,), tl.float32)
         else:
-            counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+            counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
             weight = tl.where(counted, times * r - less, 0.0)
             along = tl.sum(weight, 1)
             across = tl.sum(weight, 0)
@@ -195,7 +202,7 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
             _put(cols_out, ti, row_tiles, M, 0, j, across, ATOMIC)
     else:
         logit = logit_of(c, gap, rise, tl.load(scale), LINK)
-        counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
         if COLS:
@@ -203,18 +210,18 @@ def tile_sums(u, v, u_sides, v_sides, groups, scale, rows_out, cols_out, N, M, f
 
 
 @triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
-def tile_coefficients(u, v, u_sides, v_sides, groups, scale, upstream, step, weight, rows_z, cols_z, labelled,
-                      out, learned, N, M, first_row, first_col, row_tiles, col_tiles, shift, delta,
-                      LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr,
-                      IDS: tl.constexpr, LEARN: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr,
-                      LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                      GROUP: tl.constexpr):  # fmt: skip
+def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstream, step, weight, far_upstream,
+                      rows_z, cols_z, labelled, far_labelled, out, learned, N, M, first_row, first_col,
+                      row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr,
+                      SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, LEARN: tl.constexpr,
+                      PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr,
+                      BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """dL/d(u'.v') of the negatives of a chunk, both directions together, to out [rows, columns].
 
-    dL/dL_i is upstream[i * step] * weight.
+    dL/dL_i is upstream[i * step] * weight, that of the column j far_upstream[j * step] * weight.
     out is bfloat16, or float32 rounded to TF32; in split mode the rest follows after all columns.
     LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS a pair of one label
-    is pushed by ``keep`` times its share of the sum and pulled by ``share``: labelled [2, N].
+    is pushed by ``keep`` times its share of the sum and pulled by ``share``: labelled [2, N] and [2, M].
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = first_row + ti * BM, first_col + tj * BN
@@ -227,13 +234,13 @@ def tile_coefficients(u, v, u_sides, v_sides, groups, scale, upstream, step, wei
             return
     near, near_z = tl.load(upstream + i * step, i < N, 0.0) * weight, tl.load(rows_z + i, i < N, 0.0)
     if COLS:
-        far, far_z = tl.load(upstream + j * step, j < M, 0.0) * weight, tl.load(cols_z + j, j < M, 0.0)
+        far, far_z = tl.load(far_upstream + j * step, j < M, 0.0) * weight, tl.load(cols_z + j, j < M, 0.0)
     if LABELS:
-        same = tl.load(groups + i, i < N, 0)[:, None] == tl.load(groups + j, j < M, 0)[None, :]
+        same = _same(i, j, u_groups, v_groups, N, M)
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
-        far_keep = tl.load(labelled + j, j < M, 0.0).to(tl.float32)[None, :]
+        far_keep = tl.load(far_labelled + j, j < M, 0.0).to(tl.float32)[None, :]
         pull = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
-        pull = pull + (far * tl.load(labelled + N + j, j < M, 0.0).to(tl.float32))[None, :]
+        pull = pull + (far * tl.load(far_labelled + M + j, j < M, 0.0).to(tl.float32))[None, :]
     c, gap, rise, left, right = _cosines(
         u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
     )
@@ -253,7 +260,7 @@ def tile_coefficients(u, v, u_sides, v_sides, groups, scale, upstream, step, wei
     else:
         s = tl.load(scale)
         logit = logit_of(c, gap, rise, s, LINK)
-        counted = _counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS)
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         a = near[:, None] * tl.exp(logit - near_z[:, None])
         if LABELS:
@@ -273,7 +280,7 @@ def tile_coefficients(u, v, u_sides, v_sides, groups, scale, upstream, step, wei
         a = a * left[:, None] * right[None, :]
     whole = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN)
     if not whole:
-        a = tl.where(_counted(i, j, groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0)
+        a = tl.where(_counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0)
     _store(out, a, ti * BM, tj * BN, col_tiles * BN, SPLIT)
 
 

@@ -1,0 +1,28 @@
+"""Code that torch.compile must leave alone."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """torch.compiler.disable, without its import of the whole compiler before anything is compiled."""
+
+    disabled: list[Callable[_P, _R]] = []
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(sys.modules["torch._dynamo"].disable(function))
+        return disabled[0](*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,213 @@
+"""What ranks tell each other: the only place that talks to torch.distributed.
+
+Rows of all ranks are numbered rank by rank. Two ways bring the rows of the other ranks here:
+
+- :class:`Gather`: one all-gather, then all of them are here, O(N D) memory; gradients with respect to them
+  go home by one reduce-scatter.
+- :class:`Ring`: one rank's rows at a time go round from rank to rank while the ones before are worked on,
+  O(N D / W) memory; their gradients travel one step behind them and are complete when they come home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+GATHERED = 4 * 2**30  # bytes of all ranks' rows and their gradients up to which they are gathered
+
+Work: TypeAlias = Callable[[Tensor, range], Tensor | None]
+
+
+def active() -> bool:
+    """Whether there is more than this process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:
+    """How the other ranks' rows come here: gathered while they and a float32 gradient of each fit
+    ``GATHERED`` bytes, since a few large messages are quickest; else by the ring."""
+    needed = sum(sizes) * x.shape[1] * (x.element_size() + 4)
+    ring = needed > GATHERED and min(sizes) > 0  # an empty message cannot be sent round
+    return (Ring if ring else Gather)(ranks, x, sizes)
+
+
+class Pending:
+    """A tensor that is on its way, and what is sent for it; padded batches lose their padding on arrival."""
+
+    def __init__(self, what: str, works: Sequence[Any], result: Tensor, sent: Tensor) -> None:
+        self.what, self.works, self.result, self.sent = what, works, result, sent
+        self.sizes: Sequence[int] | None = None
+
+    def wait(self) -> Tensor:
+        with _naming(self.what):
+            for work in self.works:
+                work.wait()
+        if self.sizes is not None:
+            batches = zip(self.result, self.sizes, strict=True)
+            self.result, self.sizes = torch.cat([rows[:n] for rows, n in batches]), None
+        self.works = ()
+        return self.result
+
+
+class Ranks:
+    """All ranks of the default process group; every method must be called by all of them alike."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
+
+    def agree(self, call: str, *sizes: int) -> list[list[int]]:
+        """Everyone's ``sizes``, by size and rank; raises on every rank unless all describe the same call.
+
+        One all-gather of a few integers, among them a digest of the description; only if digests differ are
+        the descriptions themselves sent.
+        """
+        digest = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=7).digest(), "big")
+        mine = torch.tensor([[digest, *sizes]], device=self.device)
+        digests, *found = self.gather(mine, [1] * self.world, "the batch sizes").wait().T.tolist()
+        if len(set(digests)) > 1:
+            calls: list[str] = [""] * self.world
+            dist.all_gather_object(calls, f"{call} (N = {sizes[0]})")
+            told = "; ".join(f"rank {rank} called {text}" for rank, text in enumerate(calls))
+            raise ValueError(f"gather_distributed=True needs the same call on every rank: {told}.")
+        return found
+
+    def gather(self, x: Tensor, sizes: Sequence[int], what: str) -> Pending:
+        """The rows x [n, ...] of all ranks, [N, ...]; batches of different sizes travel padded."""
+        most = max(sizes)
+        shape = (self.world, most, *x.shape[1:])
+        if 0 in shape:
+            return Pending(what, [], x.new_empty(sum(sizes), *x.shape[1:]), x)
+        mine = _padded(x.contiguous(), most)
+        found = x.new_empty(shape)
+        with _naming(what):  # as bytes, since not every backend knows every dtype
+            work = dist.all_gather_into_tensor(_bytes(found), _bytes(mine), async_op=True)
+        if min(sizes) == most:
+            return Pending(what, [work], found.flatten(0, 1), mine)
+        pending = Pending(what, [work], found, mine)
+        pending.sizes = sizes
+        return pending
+
+    def scatter(self, x: Tensor, sizes: Sequence[int], what: str) -> Tensor:
+        """Of x [N, ...], summed over the ranks, the rows of this one [n, ...]."""
+        most = max(sizes)
+        if not x.numel():
+            return x.new_empty(sizes[self.rank], *x.shape[1:])
+        if min(sizes) != most:
+            x = torch.cat([_padded(rows, most) for rows in torch.split(x, list(sizes))])
+        mine = x.new_empty(most, *x.shape[1:])
+        with _naming(what):
+            dist.reduce_scatter_tensor(mine, x.contiguous())
+        return mine[: sizes[self.rank]]
+
+    def swap(self, x: Tensor, sizes: Sequence[int], what: str) -> Tensor:
+        """Every rank's x [N], for the rows of this one: [W, n]."""
+        n = sizes[self.rank]
+        found = x.new_empty(self.world, n)
+        with _naming(what):
+            dist.all_to_all_single(found.view(-1), x, [n] * self.world, list(sizes))
+        return found
+
+    def sum(self, x: Tensor, what: str) -> Tensor:
+        with _naming(what):
+            dist.all_reduce(x)
+        return x
+
+    def span(self, rank: int, sizes: Sequence[int]) -> range:
+        """Which of all rows are a rank's."""
+        first = sum(sizes[:rank])
+        return range(first, first + sizes[rank])
+
+
+class Gather:
+    """All ranks' rows [N, D] at once."""
+
+    def __init__(self, ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> None:
+        self.ranks, self.x, self.sizes = ranks, x, sizes
+        self.found: Pending | None = None
+
+    def start(self) -> None:
+        """Begins the exchange; own pairs can be worked on meanwhile. The rows stay for the backward."""
+        if self.found is None:
+            self.found = self.ranks.gather(self.x, self.sizes, "the embeddings of all ranks")
+
+    def visit(self, work: Work, give_back: torch.dtype | None = None) -> Tensor | None:
+        """Calls ``work`` with rows of other ranks and which of all rows they are.
+
+        If it gives back their gradients, of that dtype, the result is the sum of all ranks' for own rows.
+        """
+        self.start()
+        assert self.found is not None
+        rows = self.found.wait()
+        own = self.ranks.span(self.ranks.rank, self.sizes)
+        before, after = range(own.start), range(own.stop, len(rows))
+        grads = [work(rows[span.start : span.stop], span) if span else None for span in (before, after)]
+        if give_back is None:
+            return None
+        zeros = rows.new_zeros(len(own), *rows.shape[1:], dtype=give_back)
+        parts = [part for part in (grads[0], zeros, grads[1]) if part is not None]
+        return self.ranks.scatter(torch.cat(parts), self.sizes, "the gradients from all ranks")
+
+
+class Ring:
+    """One rank's rows at a time, from the rank before this one and on to the next."""
+
+    def __init__(self, ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> None:
+        self.ranks, self.x, self.sizes = ranks, x.contiguous(), sizes
+        self.coming: Pending | None = None
+
+    def start(self) -> None:
+        """Begins the exchange; own pairs can be worked on meanwhile."""
+        self.coming = self._shift(self.x, self.ranks.rank, "embeddings")
+
+    def visit(self, work: Work, give_back: torch.dtype | None = None) -> Tensor | None:
+        """As :meth:`Gather.visit`."""
+        ranks = self.ranks
+        back: Pending | None = None
+        for step in range(1, ranks.world):
+            assert self.coming is not None
+            rows, owner = self.coming.wait(), (ranks.rank - step) % ranks.world
+            self.coming = self._shift(rows, owner, "embeddings") if step + 1 < ranks.world else None
+            grad = work(rows, ranks.span(owner, self.sizes))
+            if give_back is not None and grad is not None:
+                if back is not None:
+                    grad += back.wait()
+                back = self._shift(grad, owner, "gradients")
+        return None if back is None else back.wait()
+
+    def _shift(self, x: Tensor, owner: int, what: str) -> Pending:
+        """Sends on what belongs to ``owner``'s rows; what comes belongs to those of the rank before it."""
+        world, rank = self.ranks.world, self.ranks.rank
+        following, previous = (rank + 1) % world, (rank - 1) % world
+        found = x.new_empty(self.sizes[(owner - 1) % world], *x.shape[1:])
+        what = f"{what} from rank {previous}"
+        with _naming(what):
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, _bytes(x.contiguous()), following),
+                    dist.P2POp(dist.irecv, _bytes(found), previous),
+                ]
+            )
+        return Pending(what, works, found, x)
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Says what was waited for when a collective fails, because a rank died or never came."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"gather_distributed=True waited for {what}: {error}") from error
