@@ -50,6 +50,8 @@ def test_help_teaches():
     ):
         assert word in page
     assert "taufree run digits --links free,0.07,0.2 --seeds 5" in page
+    assert "taufree run imagenette --preset quick" in page
+    assert "taufree run images --data FOLDER" in page
     assert "TAUFREE_DATA" in page
     assert "130 interrupted" in page
     assert "taufree diagnose image.npy text.npy" in invoke("diagnose", "--help").output
@@ -60,7 +62,7 @@ def test_help_teaches():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "cifar"], "digits, got 'cifar'."),
+        (["run", "cifar"], "cifar10, citeseer, digits, imagenette, images, got 'cifar'."),
         (["run", "--preset", "slow"], "preset must be one of full, quick, got 'slow'."),
         (["run", "--mask", "pygcl"], "mask is not a setting of the recipe digits."),
         (["run", "--links", "free,warm"], "got 'warm'."),

@@ -28,7 +28,9 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="What to train: digits or citeseer.")] = "digits",
+    recipe: Annotated[
+        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10 or images.")
+    ] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
     ] = "free,0.1,0.25,0.5,1,learnable",
@@ -43,13 +45,19 @@ def run(
         typer.Option(help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed, 16-mixed, 64-true, ...")] = "32-true",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="32-true, bf16-mixed, 16-mixed, 64-true, ...  [default: 32-true; for images on CUDA "
+            "bf16-mixed]"
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             envvar="TAUFREE_DATA",
-            help="Folder of the recipe's data: planetoid/CiteSeer/raw in it, downloaded if not given; "
-            "digits needs none.",
+            help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
+            "downloaded if not given. For images the folder itself: train/CLASS and val/CLASS, or CLASS.",
         ),
     ] = None,
     out: Annotated[
@@ -69,6 +77,8 @@ def run(
       taufree run digits --links free,0.07,0.2 --seeds 5
       taufree run digits --epochs 200 --jobs 2 --out runs/long
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
+      taufree run imagenette --preset quick          images; on a GPU without the preset
+      taufree run images --data FOLDER --links free,0.5
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -86,8 +96,10 @@ def run(
     try:
         names = parse_links(links)
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask}
-        settings, usual = choose_settings(find_recipe(recipe), preset, given)
-        device = choose_device(device, precision)
+        chosen = find_recipe(recipe)
+        settings, usual = choose_settings(chosen, preset, given)
+        device = choose_device(device, precision or "32-true")
+        precision = precision or (chosen.gpu_precision if device == "cuda" else "32-true")
     except ValueError as error:
         _refuse(error)
     runs = [

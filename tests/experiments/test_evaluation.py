@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from lightly.utils.benchmarking import knn_predict
+from torch.nn.functional import normalize
 
-from taufree.experiments.evaluation import knn_accuracy, linear_accuracy
+from taufree.experiments import evaluation
+from taufree.experiments.evaluation import knn_accuracy, linear_accuracy, nearest
 
 
 def at(*degrees):
@@ -39,3 +42,20 @@ def test_linear_probe_separates_what_a_line_separates():
     assert flipped == pytest.approx(
         100 - linear_accuracy(features[:150], labels[:150], features[150:], labels[150:])
     )
+
+
+def test_knn_is_lightlys_whatever_the_number_of_rows_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    labels, truth = torch.arange(90) % 3, torch.arange(50) % 3
+    bank, features = (torch.randn(len(x), 6) + 0.8 * torch.eye(3, 6)[x] for x in (labels, truth))
+    found = knn_predict(normalize(features), normalize(bank).T, labels, num_classes=3, knn_k=20)[:, 0]
+    expected = 100 * (found == truth).double().mean().item()
+    assert 30 < expected < 95
+    for rows in (1024, 7):
+        monkeypatch.setattr(evaluation, "ROWS", rows)
+        assert knn_accuracy(bank, labels, features, truth, k=20) == pytest.approx(expected)
+
+
+def test_nearest_are_the_highest_cosines():
+    bank = torch.tensor([[1.0, 0.0], [9.0, 9.0], [0.0, -1.0], [-1.0, 0.0]])
+    assert nearest(bank, torch.tensor([[2.0, 1.0], [-1.0, -1.1]]), 2).tolist() == [[1, 0], [2, 3]]

@@ -2,9 +2,12 @@
 
 import multiprocessing
 
+import pytest
+import torch
+
 from taufree.experiments.recipes.digits import DigitsSettings
 from taufree.experiments.run import Run
-from taufree.experiments.workers import work
+from taufree.experiments.workers import reason, work
 
 TINY = DigitsSettings(epochs=2, batch_size=432)
 BROKEN = DigitsSettings(epochs=2, batch_size=432, learning_rate=float("inf"))
@@ -39,3 +42,13 @@ def test_closing_the_iterator_stops_the_workers(tmp_path):
 
 def test_no_runs_start_no_process(tmp_path):
     assert list(work([], tmp_path, jobs=1, every=30)) == []
+
+
+def test_too_little_memory_is_a_sentence_and_a_mistake_shows_its_place():
+    with pytest.raises(RuntimeError) as on_cpu:
+        torch.empty(2**60, dtype=torch.uint8)
+    for error in (on_cpu.value, MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")):
+        assert reason(error, "cuda").startswith("the cuda has too little memory for it, try a smaller")
+    with pytest.raises(ZeroDivisionError) as mistake:
+        1 / 0  # noqa: B018
+    assert "test_workers.py" in reason(mistake.value, "cpu")

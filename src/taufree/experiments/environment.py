@@ -38,7 +38,15 @@ def choose_device(device: str, precision: str) -> str:
 def versions() -> dict[str, str]:
     """The versions that a result may depend on; what is not installed is not named."""
     found = {"python": platform.python_version(), "taufree": taufree.__version__}
-    for package in ("torch", "triton", "lightning", "torch-geometric", "numpy", "scikit-learn"):
+    for package in (
+        "torch",
+        "torchvision",
+        "triton",
+        "lightning",
+        "torch-geometric",
+        "numpy",
+        "scikit-learn",
+    ):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -75,15 +76,21 @@ class Recipe(ABC):
     """What is trained on what, in a few words, for the head of the report."""
     settings_type: ClassVar[type[Settings]] = Settings
     metrics: ClassVar[dict[str, str]]
-    """Each metric of :meth:`evaluate` and how it is measured, in one sentence; higher is better."""
+    """Each metric of :meth:`evaluate` and :meth:`follow` and how it is measured, in one sentence; higher is
+    better."""
     presets: ClassVar[Mapping[str, Preset]]
     """At least "full", the recipe as it is meant, and "quick", a look at it in a minute."""
     static: ClassVar[bool] = False
-    """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else: a GPU
-    then replays one recorded step, see :class:`taufree.experiments.replay.Replayed`."""
+    """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else but the
+    learning rate: a GPU then replays one recorded step, see :class:`taufree.experiments.replay.Replayed`.
+    With a schedule the optimizer must take its learning rate from the device, as fused ones do."""
+    gpu_precision: ClassVar[str] = "32-true"
+    """The precision on a CUDA device, if the user names none."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.notes: list[str] = []
+        """Sentences for the user about the data, such as what was left out of them."""
 
     def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
         """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent."""
@@ -108,6 +115,13 @@ class Recipe(ABC):
         """The learning rate's schedule, moved on after every training step; None keeps it constant."""
         return None
 
+    def settle(self, model: nn.Module, device: torch.device) -> bool:
+        """Make ready for training on the device, where the model is, and say whether steps may be replayed.
+
+        The place to keep data on the device, and to compile what is worth it there.
+        """
+        return self.static
+
     @abstractmethod
     def batches(self, epoch: int, generator: torch.Generator) -> Iterable[Any]:
         """The batches of one epoch, every draw from ``generator`` (a CPU one, seeded by seed and epoch).
@@ -120,9 +134,17 @@ class Recipe(ABC):
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         """The loss of one batch."""
 
+    def follow(self, model: nn.Module) -> dict[str, float]:
+        """Figures after each epoch, higher is better: a curve each, and ``best_<name>`` is a metric more."""
+        return {}
+
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The trained model's figures, higher is better. Inputs of ``model`` are moved to its device."""
+
+    def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
+        """Arrays of the trained model that the report draws, see :mod:`taufree.experiments.embedding`."""
+        return {}
 
 
 def choose_settings(recipe: type[Recipe], preset: str, given: Mapping[str, Any]) -> tuple[Settings, int]:

@@ -8,10 +8,13 @@ from pathlib import Path
 from statistics import mean
 
 from taufree.diagnostics.page import Page
+from taufree.experiments.embedding import load_arrays
+from taufree.experiments.embedding_figures import map_figure, neighbour_figure
 from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, final_temperature
 from taufree.experiments.link_names import describe
 from taufree.experiments.recipe import find_recipe
 from taufree.experiments.results import Line
+from taufree.experiments.run import run_slug
 from taufree.experiments.summary import best_temperature, free_against_best, spreads
 
 
@@ -80,8 +83,9 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
             "tell the two apart; more seeds make it narrower."
         )
     _accuracy(page, lines, list(recipe.metrics))
-    _training(page, lines)
+    _training(page, lines, list(recipe.metrics))
     _cosines(page, lines)
+    _embeddings(page, lines, next(iter(recipe.metrics)), path.parent / "embeddings")
     page.heading("How this was made")
     page.table(
         _facts(lines[-1]), id="facts", caption="Settings, software and machine of the newest run shown here."
@@ -101,8 +105,15 @@ def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
         )
 
 
-def _training(page: Page, lines: Sequence[Line]) -> None:
+def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
     page.heading("What happened during training")
+    for metric in metrics:
+        if all(metric in line["curves"] for line in lines):
+            page.figure(
+                curve_figure(lines, {metric: "solid"}, metric),
+                id=f"curve-{metric}",
+                caption=f"{metric} after each epoch, the mean over seeds.",
+            )
     page.figure(
         curve_figure(lines, {"loss": "solid"}, "loss"),
         id="loss",
@@ -139,6 +150,35 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
         "those that lie among the positives keep the pull alive, as the measured curve above "
         "shows.",
     )
+
+
+def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) -> None:
+    """The free link and the best temperature, if their first seed left something to show."""
+    shown = {}
+    for line in lines:
+        if line["seed"] == 0 and line["link"] in ("free", best_temperature(lines, metric)):
+            slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
+            if arrays := load_arrays(folder / f"{slug}.npz"):
+                shown[line["link"]] = arrays
+    if not shown:
+        return
+    page.heading("What the network takes for alike")
+    page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            map_figure(arrays),
+            id=f"map-{number}",
+            caption=f"{describe(link)}: features of {len(arrays['labels'])} validation images, laid out by "
+            "t-SNE, which keeps near what is near; distances between groups mean little. The network saw no "
+            "label: colours were added for this picture.",
+        )
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            neighbour_figure(arrays),
+            id=f"neighbours-{number}",
+            caption=f"{describe(link)}: validation images, and the training images whose features are "
+            "nearest to theirs. A red frame is another class.",
+        )
 
 
 def _facts(line: Line) -> list[dict[str, str]]:

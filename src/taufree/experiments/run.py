@@ -40,10 +40,15 @@ class Run:
     @property
     def slug(self) -> str:
         """A folder name of its own."""
-        digest = hashlib.sha256(self.key.encode()).hexdigest()[:8]
-        return f"{self.recipe}-{self.link}-seed{self.seed}-{digest}"
+        return run_slug(self.recipe, self.link, self.seed, self.recorded_settings)
 
 
 def run_key(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
     """What makes two runs the same run, as one line of JSON."""
     return json.dumps([recipe, link, seed, settings], sort_keys=True)
+
+
+def run_slug(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
+    """A name for a run's files, another one for each run."""
+    digest = hashlib.sha256(run_key(recipe, link, seed, settings).encode()).hexdigest()[:8]
+    return f"{recipe}-{link}-seed{seed}-{digest}"

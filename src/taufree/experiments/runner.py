@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from taufree import Link
 from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.embedding import save_arrays
 from taufree.experiments.environment import hardware, versions
 from taufree.experiments.link_names import make_link
 from taufree.experiments.observation import Observation, Tally, temperature_at_zero
@@ -39,14 +40,17 @@ def train(
     *,
     every: float = 30.0,
     watch: Callable[[int, float], None] = lambda epoch, loss: None,
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Train and evaluate one run, and return its line of the results.
 
     Args:
         run: what to train.
         checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
+            Beside it, in ``embeddings``, goes what the recipe keeps for the report.
         every: seconds between two checkpoints at least; they are written between epochs.
         watch: called after each epoch with the number of epochs done and the epoch's mean loss.
+        note: called with each sentence that the recipe has for the user.
     """
     started = time.monotonic()
     recipe = find_recipe(run.recipe)(run.settings)
@@ -54,6 +58,8 @@ def train(
         recipe.load(run.data)
     except (ValueError, OSError) as error:
         raise BadInputError(str(error)) from error
+    for sentence in recipe.notes:
+        note(sentence)
     training = Training(run, recipe)
     checkpoint = Checkpoint(checkpoints / run.slug)
     training.restore(checkpoint)
@@ -67,12 +73,14 @@ def train(
             training.save(checkpoint)
             saved = time.monotonic()
         watch(training.epoch, loss)
+    metrics = training.evaluate()
+    training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
     return {
         "recipe": run.recipe,
         "link": run.link,
         "seed": run.seed,
         "settings": run.recorded_settings,
-        "metrics": training.evaluate(),
+        "metrics": metrics,
         "seconds": round(time.monotonic() - started, 3),
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
@@ -102,13 +110,11 @@ class Training:
         self.model, self.optimizer = self.fabric.setup(self.weights, optimizer)
         self.epoch, self.seconds = 0, 0.0
         self.curves: dict[str, Any] = {name: [] for name in CURVES}
-        # Neither a schedule nor float16's changing scale of the loss would find its way into a recording.
-        constant = recipe.static and self.scheduler is None and run.precision != "16-mixed"
-        replayed = constant and self.fabric.device.type == "cuda"
-        self._step = Replayed(self._advance) if replayed else self._advance
-        for group in self.optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = replayed
+        # float16's changing scale of the loss would not find its way into a recording.
+        still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
+        self._replayed = still and self.fabric.device.type == "cuda"
+        self._step = Replayed(self._advance) if self._replayed else self._advance
+        self._fit(self.optimizer.param_groups)
 
     def train_epoch(self) -> float:
         """One pass over the batches; returns the mean loss."""
@@ -131,6 +137,8 @@ class Training:
             self.curves[name].append(value)
         if last:
             self.curves.update(tally.result())
+        for name, value in self._judged(self.recipe.follow).items():
+            self.curves.setdefault(name, []).append(value)
         self.epoch += 1
         return values[0]
 
@@ -144,12 +152,24 @@ class Training:
         row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale)
         return torch.stack([value.detach().double() for value in row]), seen
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The recipe's metrics of the model as it is now."""
+        """The recipe's metrics of the model as it is now, and the best epoch of each that was followed."""
         seed_everything(self.run.seed, "evaluation")
+        found = self._judged(self.recipe.evaluate)
+        best = {f"best_{name}": max(curve) for name, curve in self.curves.items() if name in found}
+        return {name: {**found, **best}[name] for name in self.recipe.metrics}
+
+    @torch.no_grad()
+    def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
-        return {name: float(value) for name, value in self.recipe.evaluate(self.model).items()}
+        return {name: float(value) for name, value in judge(self.model).items()}
+
+    @torch.no_grad()
+    def keep(self, path: Path) -> None:
+        """Write what the recipe keeps of the trained model, if anything; the report shows the first seed."""
+        self.model.eval()
+        if self.run.seed == 0 and (arrays := self.recipe.keep(self.model)):
+            save_arrays(path, arrays)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write all that :meth:`restore` needs."""
@@ -162,12 +182,19 @@ class Training:
         if (state := checkpoint.load(self.weights)) is None:
             return
         self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
-        groups = state["parts"]["optimizer"]["param_groups"]
-        for saved, mine in zip(groups, self.optimizer.param_groups, strict=True):
-            if "capturable" in mine:  # the device's and not the run's, which may go on on another device
-                saved["capturable"] = mine["capturable"]
+        self._fit(state["parts"]["optimizer"]["param_groups"])
         for name, part in self._parts().items():
             part.load_state_dict(state["parts"][name])
+
+    def _fit(self, groups: list[dict[str, Any]]) -> None:
+        """Give an optimizer's groups what belongs to the device, and not to the run, which may change it."""
+        for group in groups:
+            if "capturable" in group:
+                group["capturable"] = self._replayed
+            if self.scheduler is not None:
+                rate = float(group["lr"])
+                # A recording reads the learning rate from where it was; a schedule changes it in place there.
+                group["lr"] = torch.tensor(rate, device=self.fabric.device) if self._replayed else rate
 
     def _parts(self) -> dict[str, Any]:
         parts = {"optimizer": self.optimizer, "link": self.link, "precision": self.fabric.strategy.precision}

@@ -95,6 +95,7 @@ class Display:
         )
         self._tasks: dict[Run, TaskID] = {}
         self._epochs: dict[Run, int] = {}
+        self._noted: set[str] = set()
         self._hide = not runs
 
     def __enter__(self) -> Display:
@@ -110,6 +111,10 @@ class Display:
         run, name = event.run, f"{describe(event.run.link)}, seed {event.run.seed}"
         if event.kind == "begun":
             self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
+        elif event.kind == "note":
+            if event.value not in self._noted:  # every run reads the data
+                self._noted.add(event.value)
+                self._progress.console.print(event.value, style="yellow", markup=False, soft_wrap=True)
         elif event.kind == "epoch":
             epoch, loss = event.value
             self._advance(run, epoch)

@@ -36,12 +36,13 @@ _ENVIRONMENT = {
 class Event:
     """What a worker has to tell of a run.
 
-    ``begun`` has no value; ``epoch`` has the epochs done and the loss; ``done`` has the result's line;
+    ``begun`` has no value; ``note`` has a sentence about the data; ``epoch`` has the epochs done and the
+    loss; ``done`` has the result's line;
     ``failed`` has the reason, and ``refused`` the sentence for the user whose input was wrong.
     """
 
     run: Run
-    kind: Literal["begun", "epoch", "done", "failed", "refused"]
+    kind: Literal["begun", "note", "epoch", "done", "failed", "refused"]
     value: Any = None
 
 
@@ -77,7 +78,7 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
                     event = Event(
                         worker.run, "failed", f"its process ended with exit code {worker.process.exitcode}"
                     )
-                if event.kind != "epoch":
+                if event.kind not in ("epoch", "note"):
                     worker.run = None
                 yield event
     finally:
@@ -112,15 +113,26 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
         while True:
             run: Run = pipe.recv()
             try:
-                line = train(run, checkpoints, every=every, watch=_Teller(pipe, run))
+                teller = _Teller(pipe, run)
+                line = train(run, checkpoints, every=every, watch=teller, note=teller.note)
             except BadInputError as error:
                 pipe.send(Event(run, "refused", str(error)))
-            except FloatingPointError as error:  # the run's own doing, no mistake in the code
-                pipe.send(Event(run, "failed", str(error)))
-            except Exception:
-                pipe.send(Event(run, "failed", traceback.format_exc()))
+            except Exception as error:
+                pipe.send(Event(run, "failed", reason(error, run.device)))
             else:
                 pipe.send(Event(run, "done", line))
+
+
+def reason(error: Exception, device: str) -> str:
+    """Why a run failed: a sentence where it is no mistake in the code, else where in the code it happened."""
+    from torch import OutOfMemoryError
+
+    if isinstance(error, FloatingPointError):
+        return str(error)
+    # PyTorch has no class of its own for the CPU's memory.
+    if isinstance(error, (MemoryError, OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"the {device} has too little memory for it, try a smaller --batch-size or fewer --jobs."
+    return "".join(traceback.format_exception(error))
 
 
 class _Teller:
@@ -134,6 +146,9 @@ class _Teller:
         if now >= self._next or epoch == self._run.settings.epochs:
             self._pipe.send(Event(self._run, "epoch", (epoch, loss)))
             self._next = now + 0.1
+
+    def note(self, sentence: str) -> None:
+        self._pipe.send(Event(self._run, "note", sentence))
 
 
 def _follow_parent() -> None:

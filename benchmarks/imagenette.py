@@ -1,0 +1,219 @@
+"""The paper's image table: SimCLR on Imagenette, five links, paired seeds, beside the paper's figures.
+
+    python benchmarks/imagenette.py --data FOLDER           # goes on where it was interrupted
+    python benchmarks/imagenette.py --table                 # the table of docs/images.md, from the results
+    python benchmarks/imagenette.py --speed [--data FOLDER] # images per second; noise for want of a folder
+
+Writes benchmarks/results/imagenette.jsonl, the raw lines with every twentieth epoch of their curves, and
+--speed writes benchmarks/results/imagenette-speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from taufree.experiments.augment import Parameters
+from taufree.experiments.environment import choose_device, hardware, versions
+from taufree.experiments.images import from_arrays
+from taufree.experiments.link_names import describe, parse_links
+from taufree.experiments.recipes.imagenette import Imagenette
+from taufree.experiments.replay import WARM_UP, Replayed
+from taufree.experiments.run import Run
+from taufree.experiments.runner import Training
+from taufree.experiments.simclr import ImageSettings
+from taufree.experiments.summary import free_against_best, spreads
+from taufree.experiments.sweep import sweep
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+EVERY = 20
+# Kim and Kim, arXiv 2501.17683: kNN accuracy, mean and standard deviation of ten runs, in %.
+PAPER = {
+    "0.1": "80.69 ± 0.24",
+    "0.25": "84.43 ± 0.20",
+    "0.5": "83.75 ± 0.28",
+    "1": "82.27 ± 1.42",
+    "free": "84.65 ± 0.27",
+}
+# LightlySSL's benchmark of Imagenette: the best epoch's kNN accuracy of one run, by epochs.
+LIGHTLY = {("0.5", 200): "83.5", ("0.5", 800): "88.9"}
+HEAD = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "seeds", "minutes a run")
+
+
+def train(chosen: argparse.Namespace, device: str, precision: str) -> list[dict]:
+    """The lines of all runs with these settings."""
+    settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
+    runs = [
+        Run("imagenette", link, seed, settings, precision, device, chosen.data)
+        for seed in range(chosen.seeds)
+        for link in parse_links(chosen.links)
+    ]
+    outcome = sweep(runs, chosen.runs, jobs=chosen.jobs, console=Console(stderr=True))
+    for run, reason in outcome.failed.items():
+        print(f"{describe(run.link)}, seed {run.seed} failed: {reason}")
+    return outcome.lines
+
+
+def thinned(line: dict) -> dict:
+    """The line with the last of every ``EVERY`` epochs, to five digits."""
+    curves = {
+        name: [float(f"{value:.5g}") for value in curve[EVERY - 1 :: EVERY]]
+        if isinstance(curve, list) and not name.endswith("histogram")
+        else curve
+        for name, curve in line["curves"].items()
+    }
+    return {**line, "curves": curves}
+
+
+def merged(path: Path, lines: list[dict]) -> list[dict]:
+    """The lines in the file and the new ones, which replace those of the same runs."""
+    old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def key(line: dict) -> str:
+        return json.dumps([line["link"], line["seed"], line["settings"]], sort_keys=True)
+
+    return list({key(line): line for line in [*old, *map(thinned, lines)]}.values())
+
+
+def table(lines: list[dict]) -> None:
+    """Markdown: a row for each link and number of epochs, then free minus the best temperature."""
+    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    by_epochs = {
+        epochs: [line for line in lines if line["settings"]["epochs"] == epochs]
+        for epochs in sorted({line["settings"]["epochs"] for line in lines})
+    }
+    for epochs, part in by_epochs.items():
+        for link, found in spreads(part).items():
+            minutes = mean(line["seconds"] for line in part if line["link"] == link) / 60
+            cells = [describe(link), str(epochs), *(str(found[name]) for name in Imagenette.metrics)]
+            cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
+            print("| " + " | ".join([*cells, str(found["knn"].seeds), f"{minutes:.1f}"]) + " |")
+    for epochs, part in by_epochs.items():
+        for gap in free_against_best(part):
+            print(f"\n- {epochs} epochs, {gap}", end="")
+    print()
+
+
+class Noise(Imagenette):
+    """As many images as Imagenette has, of noise: the same work."""
+
+    def find(self, data: Path | None):
+        draw = np.random.default_rng(0)
+        train, val = (draw.integers(0, 256, (n, 160, 160, 3), dtype=np.uint8) for n in (9469, 3925))
+        return from_arrays(train, np.arange(9469) % 10, val, np.arange(3925) % 10, list("abcdefghij"))
+
+
+def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
+    """The median time of a call, after some that are not counted."""
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    taken = []
+    for number in range(WARM_UP + 2 + repeats):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        if number >= WARM_UP + 2:
+            taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def speed(chosen: argparse.Namespace, device: str, precision: str) -> dict:
+    """Images per second (each view counts) of the views alone, of the network alone, and of whole steps."""
+    settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
+    recipe = (Imagenette if chosen.data else Noise)(settings)
+    recipe.load(chosen.data)
+    training = Training(Run("imagenette", "free", 0, settings, precision, device, chosen.data), recipe)
+    start = time.perf_counter()
+    training.train_epoch()
+    first = time.perf_counter() - start
+    images, *drawn = (part.to(device) for part in next(iter(recipe.batches(0, torch.Generator()))))
+    lines = recipe._lines[images]
+    views = recipe._augment(torch.cat([lines, lines]), Parameters(*drawn))
+    training.model.train()
+
+    def augment(inputs: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        return recipe._augment(torch.cat([lines, lines]), Parameters(*drawn))
+
+    def network(inputs: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        training.optimizer.zero_grad()
+        loss = training.model(views)[1].square().mean()
+        loss.backward()
+        return loss.detach()
+
+    measured = {}
+    for name, work in (("augmentation", augment), ("network", network)):
+        measured[name] = seconds(Replayed(work) if device == "cuda" else work, device, chosen.repeats)
+    with torch.no_grad():
+        training.model.eval()
+        follow = seconds(lambda: recipe.follow(training.model), device, max(1, chosen.repeats // 20))
+    epochs = []
+    for _ in range(max(1, chosen.repeats // 20)):
+        start = time.perf_counter()
+        training.train_epoch()  # reads its curves at the end, so the device is done
+        epochs.append(time.perf_counter() - start)
+    epoch = median(epochs)
+    measured["step"] = (epoch - follow) / recipe.steps
+    views_a_step = 2 * chosen.batch_size
+    return {
+        "batch_size": chosen.batch_size,
+        "precision": precision,
+        "data": "imagenette" if chosen.data else "noise",
+        "replayed": isinstance(training._step, Replayed) and not training._step.waits,
+        "images_per_second": {name: round(views_a_step / value) for name, value in measured.items()},
+        "milliseconds": {name: round(1e3 * value, 3) for name, value in measured.items()},
+        "seconds": {"first_epoch": first, "epoch": epoch, "knn": follow, "800_epochs": 800 * epoch},
+        "versions": versions(),
+        "hardware": hardware(torch.device(device)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder that holds imagenette2-160")
+    parser.add_argument("--links", default="free,0.1,0.25,0.5,1")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=ImageSettings.epochs)
+    parser.add_argument("--batch-size", type=int, default=ImageSettings.batch_size)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "imagenette", help="where the runs go on"
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS / "imagenette.jsonl")
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    parser.add_argument("--speed", action="store_true", help="measure images per second instead")
+    parser.add_argument("--speed-results", type=Path, default=RESULTS / "imagenette-speed.json")
+    parser.add_argument("--repeats", type=int, default=100, help="measurements of --speed")
+    chosen = parser.parse_args()
+    if not chosen.table:
+        device = choose_device(chosen.device, chosen.precision or "32-true")
+        precision = chosen.precision or (Imagenette.gpu_precision if device == "cuda" else "32-true")
+    if chosen.speed:
+        found = speed(chosen, device, precision)
+        print(json.dumps(found, indent=2))
+        chosen.speed_results.write_text(json.dumps(found, indent=2) + "\n")
+        return
+    if not chosen.table:
+        lines = merged(chosen.results, train(chosen, device, precision))
+        chosen.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table([json.loads(line) for line in chosen.results.read_text().splitlines()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What is kept of a trained encoder for the report: some features, and a few images with their neighbours.
+
+Arrays of a run, in ``embeddings/<slug>.npz`` beside the results: ``features`` [SHOWN, D] with ``labels``
+[SHOWN], ``thumbnails`` [QUERIES, 1 + NEIGHBOURS, THUMBNAIL, THUMBNAIL, 3] with ``thumbnail_labels``, the
+query first in each row, and the names ``classes``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+SHOWN, QUERIES, NEIGHBOURS = 1000, 10, 5
+THUMBNAIL = 64
+"""Pixels of an image's side."""
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    """Write a ``.npz`` that is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    named: dict[str, Any] = dict(arrays)
+    with draft.open("wb") as file:
+        np.savez_compressed(file, **named)
+    os.replace(draft, path)
+
+
+def load_arrays(path: Path) -> Arrays | None:
+    """What :func:`save_arrays` wrote, None where there is nothing to read."""
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError):
+        return None

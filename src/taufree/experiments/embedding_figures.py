@@ -1,0 +1,74 @@
+"""The figures of a trained encoder: a map of its features, and whom it takes for neighbours."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+
+import numpy as np
+import plotly.graph_objects as go
+from PIL import Image
+from sklearn.manifold import TSNE
+
+from taufree.experiments.embedding import THUMBNAIL, Arrays
+
+_GAP = 8
+_WRONG = (209, 73, 91)
+_COLOURS = (
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e",
+    "#5f6b76",
+)  # fmt: skip
+
+
+def map_figure(arrays: Arrays) -> go.Figure:
+    """t-SNE of the features' directions, a colour for each class."""
+    features = arrays["features"].astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    places = TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(features)
+    fig = go.Figure()
+    for number, name in enumerate(arrays["classes"]):
+        mine = places[arrays["labels"] == number]
+        fig.add_scatter(
+            x=mine[:, 0].tolist(),
+            y=mine[:, 1].tolist(),
+            mode="markers",
+            marker={"size": 5, "opacity": 0.8, "color": _COLOURS[number % len(_COLOURS)]},
+            name=str(name),
+            hoverinfo="name",
+        )
+    fig.update_xaxes(showticklabels=False, zeroline=False)
+    fig.update_yaxes(showticklabels=False, zeroline=False)
+    fig.update_layout(height=600)
+    return fig
+
+
+def neighbour_figure(arrays: Arrays) -> go.Figure:
+    """A row for each query: its image, and its neighbours, those of another class in a red frame."""
+    rows, labels = arrays["thumbnails"], arrays["thumbnail_labels"]
+    count, across = labels.shape
+    cell = THUMBNAIL + _GAP
+    sheet = np.full((count * cell, across * cell + _GAP, 3), 255, np.uint8)
+    for i in range(count):
+        for j in range(across):
+            top, left = i * cell + _GAP // 2, j * cell + _GAP // 2 + (_GAP if j else 0)
+            if labels[i, j] != labels[i, 0]:
+                sheet[top - 3 : top + THUMBNAIL + 3, left - 3 : left + THUMBNAIL + 3] = _WRONG
+            sheet[top : top + THUMBNAIL, left : left + THUMBNAIL] = rows[i, j]
+    packed = BytesIO()
+    Image.fromarray(sheet).save(packed, "png")
+    source = "data:image/png;base64," + base64.b64encode(packed.getvalue()).decode()
+    fig = go.Figure(go.Image(source=source, hoverinfo="skip"))
+    names = [str(arrays["classes"][label]) for label in labels[:, 0]]
+    fig.update_yaxes(
+        tickvals=[cell * (i + 0.5) for i in range(count)], ticktext=names, showgrid=False, zeroline=False
+    )
+    fig.update_xaxes(
+        tickvals=[cell / 2, cell * (across + 1) / 2],
+        ticktext=["query", "nearest training images"],
+        side="top",
+        showgrid=False,
+        zeroline=False,
+    )
+    fig.update_layout(height=cell * count + 90)
+    return fig

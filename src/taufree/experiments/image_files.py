@@ -1,0 +1,144 @@
+"""Where the images are: in folders of classes, or in tar files of such folders, which stay packed."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+HELD_OUT = 5
+"""One image in so many is for validation, where a folder does not say which."""
+_Place = tuple[Path, str, int, int]
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """``size`` bytes from ``start`` on in the file ``path``: an image, which errors call ``name``."""
+
+    path: Path
+    name: str
+    label: int
+    start: int
+    size: int
+
+    def read(self) -> bytes:
+        """The encoded image."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images to train and to validate with, in the order of their classes."""
+
+    classes: tuple[str, ...]
+    train: tuple[ImageFile, ...]
+    val: tuple[ImageFile, ...]
+
+    def fingerprint(self) -> str:
+        """A different text wherever an image, its label, its file's time or its part may be another."""
+        digest = hashlib.sha256()
+        times = {path: path.stat().st_mtime_ns for path in {file.path for file in self.train + self.val}}
+        for part in (self.train, self.val):
+            for file in part:
+                fields = (file.path.absolute(), file.name, file.label, file.start, file.size)
+                digest.update(repr((*map(str, fields), times[file.path])).encode())
+            digest.update(b"next part")
+        return digest.hexdigest()[:20]
+
+    def thinned(self, count: int) -> Listing:
+        """At most ``count`` images of either part, evenly from all classes."""
+        train, val = (
+            tuple(part[i] for i in np.linspace(0, len(part) - 1, min(count, len(part))).round().astype(int))
+            for part in (self.train, self.val)
+        )
+        return Listing(self.classes, train, val)
+
+
+def find_images(folder: Path) -> Listing:
+    """The images of ``folder``: of its ``train`` and ``val``, or of its classes, a fifth of each held out.
+
+    A class is a folder of images, at any depth. Which fifth is a matter of the names alone: those of a class
+    are sorted, shuffled by NumPy's generator with seed 0, and the first fifth (rounded down, but one at
+    least) is for validation. Raises ValueError with one sentence where there is nothing to learn from.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} must be a folder of images, but there is no such folder.")
+    if (folder / "train").is_dir() and (folder / "val").is_dir():
+        train, val = (_in_folder(folder / part) for part in ("train", "val"))
+        return _listing(folder, train, val)
+    train, val = {}, {}
+    for name, files in _in_folder(folder).items():
+        if len(files) < 2:
+            raise ValueError(
+                f"{folder / name} has one image, but a class needs two, one of them for validation."
+            )
+        held_out = max(1, len(files) // HELD_OUT)
+        shuffled = np.random.default_rng(0).permutation(len(files))
+        val[name] = [files[i] for i in sorted(shuffled[:held_out])]
+        train[name] = [files[i] for i in sorted(shuffled[held_out:])]
+    return _listing(folder, train, val)
+
+
+def find_packed(folder: Path, tars: Sequence[Path]) -> Listing:
+    """The images of tar files whose members are called .../train/CLASS/... and .../val/CLASS/... ."""
+    parts: dict[str, dict[str, list[_Place]]] = {"train": {}, "val": {}}
+    for path in sorted(tars):
+        try:
+            with tarfile.open(path) as tar:
+                members = [one for one in tar.getmembers() if one.isfile()]
+        except (tarfile.TarError, EOFError) as error:
+            raise ValueError(f"{path} is damaged or no tar file ({error}).") from error
+        for member in members:
+            names = Path(member.name).parts
+            if len(names) >= 3 and names[-3] in parts and Path(member.name).suffix.lower() in SUFFIXES:
+                place = (path, member.name, member.offset_data, member.size)
+                parts[names[-3]].setdefault(names[-2], []).append(place)
+    for name, part in parts.items():
+        if not part:
+            raise ValueError(f"the tar files in {folder} hold no images of {name}/CLASS/.")
+    train, val = (
+        {name: sorted(part[name], key=lambda place: place[1]) for name in sorted(part)}
+        for part in parts.values()
+    )
+    return _listing(folder, train, val)
+
+
+def _in_folder(folder: Path) -> dict[str, list[_Place]]:
+    """The images of each class, sorted."""
+    classes = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+    if not classes:
+        raise ValueError(
+            f"{folder} must hold a folder of images for each class, or the folders train and val with such "
+            "folders, but holds no folder."
+        )
+    found = {}
+    for one in classes:
+        files = sorted(path for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not files:
+            raise ValueError(f"the class folder {one} holds no images ({', '.join(sorted(SUFFIXES))}).")
+        found[one.name] = [(path, str(path.relative_to(folder)), 0, path.stat().st_size) for path in files]
+    return found
+
+
+def _listing(folder: Path, train: dict[str, list[_Place]], val: dict[str, list[_Place]]) -> Listing:
+    classes = tuple(train)
+    if len(classes) < 2:
+        raise ValueError(f"{folder} must hold two classes at least, but holds {', '.join(classes)} alone.")
+    if unknown := [name for name in val if name not in train]:
+        raise ValueError(f"the class {unknown[0]} of val in {folder} is none of train's.")
+
+    def labelled(part: dict[str, list[_Place]]) -> tuple[ImageFile, ...]:
+        return tuple(
+            ImageFile(path, name, classes.index(one), start, size)
+            for one, places in part.items()
+            for path, name, start, size in places
+        )
+
+    return Listing(classes, labelled(train), labelled(val))

@@ -1,0 +1,34 @@
+"""Real photographs for the tests, the two that come with scikit-learn, and folders of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+
+def photographs() -> list[Image.Image]:
+    """A temple and a flower, 640 x 427 pixels."""
+    return [Image.fromarray(picture) for picture in load_sample_images().images]
+
+
+def patches(sizes: list[tuple[int, int]]) -> list[Image.Image]:
+    """For each (height, width) a part of a photograph, each another one."""
+    draw = np.random.default_rng(0)
+    found = []
+    for number, (height, width) in enumerate(sizes):
+        whole = photographs()[number % 2].resize((320, 214))
+        left, top = draw.integers(0, 320 - width + 1), draw.integers(0, 214 - height + 1)
+        found.append(whole.crop((left, top, left + width, top + height)))
+    return found
+
+
+def write_folder(folder: Path, count: int = 12, size: tuple[int, int] = (48, 56)) -> Path:
+    """``count`` JPEGs of each photograph, each photograph being a class."""
+    for number, image in enumerate(patches([size] * 2 * count)):
+        path = folder / ("temple", "flower")[number % 2] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    return folder
