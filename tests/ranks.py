@@ -163,3 +163,4 @@ def run(rank, work, worlds, ports, folder):
             found = work(rank, world)
             dist.destroy_process_group()
             (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found))
+    os._exit(0)  # gloo's threads may outlive their group, and then abort an orderly end of the process

@@ -173,6 +173,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
+        # What is started in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     results = tmp_path / "results.jsonl"
     deadline = time.monotonic() + 120
