@@ -19,6 +19,7 @@ from statistics import mean, median
 
 import numpy as np
 import torch
+from citeseer import thinned
 from rich.console import Console
 
 from taufree.experiments.augment import Parameters
@@ -35,7 +36,6 @@ from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-EVERY = 20
 # Kim and Kim, arXiv 2501.17683: kNN accuracy, mean and standard deviation of ten runs, in %.
 PAPER = {
     "0.1": "80.69 ± 0.24",
@@ -61,17 +61,6 @@ def train(chosen: argparse.Namespace, device: str, precision: str) -> list[dict]
     for run, reason in outcome.failed.items():
         print(f"{describe(run.link)}, seed {run.seed} failed: {reason}")
     return outcome.lines
-
-
-def thinned(line: dict) -> dict:
-    """The line with the last of every ``EVERY`` epochs, to five digits."""
-    curves = {
-        name: [float(f"{value:.5g}") for value in curve[EVERY - 1 :: EVERY]]
-        if isinstance(curve, list) and not name.endswith("histogram")
-        else curve
-        for name, curve in line["curves"].items()
-    }
-    return {**line, "curves": curves}
 
 
 def merged(path: Path, lines: list[dict]) -> list[dict]:

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import taufree
 from taufree import LearnableTemperature, Temperature
+from tests.largest import Largest
 from tests.ranks import CALLS, LINKS, WAYS, WORLDS, cases, compare, error, forced
 
 
@@ -145,21 +145,6 @@ def backward_twice(rank):
     first = torch.autograd.grad(loss, (a, b), retain_graph=True)
     second = torch.autograd.grad(3 * loss, (a, b))
     return max(error(y, 3 * x) for x, y in zip(first, second, strict=True))
-
-
-class Largest(TorchDispatchMode):
-    """Notes how many elements the largest tensor made has."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.numel = max(self.numel, x.numel())
-        return result
 
 
 def largest(world):

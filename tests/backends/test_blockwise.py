@@ -2,30 +2,15 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
 from taufree.backends.tiles import keep_freed_memory
+from tests.largest import Largest
 
 
 def rows(n, d=8, seed=0, dtype=torch.float32):
     return torch.randn(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
-
-class Largest(TorchDispatchMode):
-    """Notes how many elements the largest tensor made has."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.numel = max(self.numel, x.numel())
-        return result
 
 
 @pytest.mark.parametrize("link", [LogOdds(), Temperature(0.1)], ids=repr)

@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import taufree
 from taufree.bench.methods import Loss, Method, truth
+from taufree.diagnostics.writing import write_whole
 from taufree.experiments.environment import hardware
 
 MIB = 2**20
@@ -189,14 +190,7 @@ def about(device: str, packages: Sequence[str] = ()) -> Row:
 
 def save(result: Row, path: Path) -> None:
     """Write JSON; who reads it meanwhile finds the old file or the new one."""
-    text = json.dumps(_finite(result), indent=1, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(path, json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,6 @@ or on a cluster without internet.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
+
+from taufree.diagnostics.writing import write_whole
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _CSS = f"""
@@ -165,16 +166,3 @@ class Page:
         if not re.fullmatch(r"[A-Za-z][\w-]*", id) or id in self._ids:
             raise ValueError(f"id must be a word that this page does not use yet, got {id!r}")
         self._ids.add(id)
-
-
-def write_whole(path: Path, text: str) -> Path:
-    """Write `text` to `path` and return `path`; who reads it meanwhile finds the old file or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
