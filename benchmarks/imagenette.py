@@ -139,7 +139,7 @@ def speed(chosen: argparse.Namespace, device: str, precision: str) -> dict:
     def network(inputs: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         training.optimizer.zero_grad()
         loss = training.model(views)[1].square().mean()
-        loss.backward()
+        training.fabric.backward(loss)
         return loss.detach()
 
     measured = {}

@@ -17,7 +17,7 @@ import multiprocessing
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -215,7 +215,7 @@ def table(lines: list[dict], task: str) -> None:
     mine = [line for line in lines if line["task"] == task]
     print(f"\n### {task}: {metric}, %\n")
     print("| treatment | arithmetic | mean ± std | minus the default | seeds | collapsed |", end="")
-    print(" cosines of negatives | of positives | seconds |\n" + "|---" * 9 + "|")
+    print(" cosines of negatives | of positives |\n" + "|---" * 8 + "|")
     values = pd.Series(
         {(Variant(*(line[name] for name in KEY[1:4])), line["seed"]): line["metrics"][metric]
          for line in mine if "metrics" in line},
@@ -227,7 +227,7 @@ def table(lines: list[dict], task: str) -> None:
         cells = [f"{variant.treatment} {variant.number:g}", variant.arithmetic]
         if not ended:
             why = {f"{line['outcome']}: {line['reason']}" for line in of}
-            print("|", " | ".join([*cells, " ".join(sorted(why)) or "not run", *[""] * 6]), "|")
+            print("|", " | ".join([*cells, " ".join(sorted(why)) or "not run", *[""] * 5]), "|")
             continue
         found = values[variant]
         gaps = found - values[DEFAULT] if variant != DEFAULT and DEFAULT in values else pd.Series(dtype=float)
@@ -239,8 +239,14 @@ def table(lines: list[dict], task: str) -> None:
         for kind in ("negative", "positive"):
             mean = pd.DataFrame([line[f"{kind}_cosines"] for line in ended], columns=QUANTILES).mean()
             cells += [" / ".join(f"{mean[q]:.3f}" for q in (0.01, 0.5, 0.99))]
-        cells += [f"{pd.Series([line['seconds'] for line in ended]).mean():.1f}"]
         print("|", " | ".join(cells), "|")
+    truth = replace(DEFAULT, arithmetic="float64")
+    for arithmetic in ("float32", "bfloat16"):
+        kernels = replace(DEFAULT, arithmetic=arithmetic)
+        if kernels in values and truth in values:
+            gaps = (values[kernels] - values[truth]).dropna()
+            print(f"\nAt the default, {arithmetic} minus float64: {interval(gaps)}", end="")
+    print()
 
 
 def interval(gaps: pd.Series) -> str:
