@@ -189,11 +189,14 @@ class MSC(ImageRecipe):
     def scores(self, model: nn.Module) -> list[dict[str, Any]]:
         """The test images, the most anomalous first."""
         labels = self.images.labels[self.images.training :].tolist()
-        found = zip(self._names, labels, self._anomalous.tolist(), self._distances.tolist(), strict=True)
-        return [
-            {"image": name, "class": self.images.classes[label], "anomalous": int(other), "score": round(score, 6)}
-            for name, label, other, score in sorted(found, key=lambda row: -row[3])
-        ]
+        found = {
+            "image": self._names,
+            "class": [self.images.classes[label] for label in labels],
+            "anomalous": self._anomalous.astype(int).tolist(),
+            "score": [round(score, 6) for score in self._distances.tolist()],
+        }
+        rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        return sorted(rows, key=lambda row: -row["score"])
 
     def _auc(self, distances: Tensor) -> float:
         return 100 * float(roc_auc_score(self._anomalous, distances.cpu().numpy()))
