@@ -49,6 +49,8 @@ class ImageRecipe(Recipe):
     smallest: ClassVar[float] = SCALE[0]
     """The least share of an image's area that a view shows."""
 
+    _compiled_for: ClassVar[object] = None
+
     settings: ViewSettings
 
     @abstractmethod
@@ -89,7 +91,7 @@ class ImageRecipe(Recipe):
         self._lines = self.images.lines.to(device) if self._resident else self.images.lines
         views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (augment, centre_view)
         if device.type == "cuda":
-            torch.compiler.reset()  # graphs of runs before in this process would count against a limit
+            self._share_graphs(model)
             torch.backends.cudnn.benchmark = True
             for part in self.compiled(model):
                 part.compile(dynamic=False)
@@ -98,6 +100,18 @@ class ImageRecipe(Recipe):
         self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)
         # Recording a step forbids other threads the device, and images come through one.
         return self._resident
+
+    def _share_graphs(self, model: nn.Module) -> None:
+        """Keep what a run before in this process has compiled, if all its shapes were the same.
+
+        Weights are inputs of a compiled graph, so another network of the same shapes needs no other one. But
+        graphs of other shapes would count against a limit, beyond which nothing is compiled.
+        """
+        weights = [tuple(weight.shape) for weight in model.parameters()]
+        shapes = (weights, self.images.lines.shape[1:], self.settings.batch_size, self.settings.crop)
+        if shapes != ImageRecipe._compiled_for:
+            torch.compiler.reset()
+            ImageRecipe._compiled_for = shapes
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
         """Images, or where they are on the device their numbers, and the parameters of two views of each.
