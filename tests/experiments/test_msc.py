@@ -166,6 +166,28 @@ def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, cifar, link):
     assert resumed.evaluate() == whole.evaluate()
 
 
+def test_runs_of_the_same_shapes_share_what_was_compiled(cifar):
+    seen = []
+
+    def compiler(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    def graphs(**changes):
+        training = begun(tiny(cifar, epochs=1, **changes))
+        training.recipe._share_graphs(training.weights)
+        for part in training.recipe.compiled(training.weights):
+            part.compile(dynamic=False, backend=compiler)
+        training.train_epoch()
+        training.evaluate()
+        return len(seen)
+
+    # The frozen half for both, the other half for training and for scoring.
+    assert graphs() == 3
+    assert graphs(normal="cat", learning_rate=0.1) == 3
+    assert graphs(batch_size=5) == 6
+
+
 def test_what_is_kept_are_the_extremes(cifar):
     training = begun(tiny(cifar))
     training.evaluate()

@@ -97,22 +97,21 @@ def find_cases(folder: Path, one: str, *, normal: bool) -> Listing:
     if not folder.is_dir():
         raise ValueError(f"{folder} must be a folder of images, but there is no such folder.")
     held_out = next((name for name in ("test", "val") if (folder / name).is_dir()), "")
-    if held_out and (folder / "train").is_dir():
-        train, test = _in_folder(folder / "train", folder), _in_folder(folder / held_out, folder)
+    parts = [folder / "train", folder / held_out] if held_out and (folder / "train").is_dir() else [folder]
+    classes = tuple(sorted({path.name for part in parts for path in _class_folders(part)}))
+    if one not in classes:
+        raise ValueError(f"normal must be one of {', '.join(classes)}, the classes of {folder}, got {one!r}.")
+    if len(parts) == 2:
+        train, test = (_in_folder(part, folder) for part in parts)
     else:
         train, test = {}, {}
         for name, files in _in_folder(folder).items():
             train[name], test[name] = _split(files) if (name == one) == normal else ([], files)
-    classes = tuple(sorted({*train, *test}))
-    if one not in classes:
-        raise ValueError(f"normal must be one of {', '.join(classes)}, the classes of {folder}, got {one!r}.")
     train = {name: files for name, files in train.items() if (name == one) == normal}
     if not any(train.values()):
         raise ValueError(f"{folder} holds no normal images to train with, beside those that are held out.")
     if len({name == one for name in test}) < 2:
-        raise ValueError(
-            f"{folder / held_out} must hold normal and other images, but holds {', '.join(test)} alone."
-        )
+        raise ValueError(f"{parts[-1]} must hold normal and other images, but holds {', '.join(test)} alone.")
     return Listing(classes, _labelled(classes, train), _labelled(classes, test))
 
 
@@ -150,14 +149,8 @@ def find_packed(folder: Path, tars: Sequence[Path]) -> Listing:
 
 def _in_folder(folder: Path, above: Path | None = None) -> dict[str, list[_Place]]:
     """The images of each class, sorted; they are called by their path from ``above`` or else ``folder``."""
-    classes = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
-    if not classes:
-        raise ValueError(
-            f"{folder} must hold a folder of images for each class, or the folders train and val with such "
-            "folders, but holds no folder."
-        )
     found = {}
-    for one in classes:
+    for one in _class_folders(folder):
         files = sorted(path for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
         if not files:
             raise ValueError(f"the class folder {one} holds no images ({', '.join(sorted(SUFFIXES))}).")
@@ -166,6 +159,16 @@ def _in_folder(folder: Path, above: Path | None = None) -> dict[str, list[_Place
             (path, name, 0, path.stat().st_size) for path, name in zip(files, names, strict=True)
         ]
     return found
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    classes = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
+    if not classes:
+        raise ValueError(
+            f"{folder} must hold a folder of images for each class, or the folders train and val with such "
+            "folders, but holds no folder."
+        )
+    return classes
 
 
 def _listing(folder: Path, train: dict[str, list[_Place]], val: dict[str, list[_Place]]) -> Listing:
