@@ -29,7 +29,7 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10 or images.")
+        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10, images or msc.")
     ] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
@@ -44,6 +44,19 @@ def run(
         str | None,
         typer.Option(help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates."),
     ] = None,
+    normal: Annotated[str | None, typer.Option(help="msc: the normal class.  [default: airplane]")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="msc: one-normal, or one-anomalous, where --normal names the one that is not."),
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="msc: resnet152, resnet50, resnet18 or resnet50-v1.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="msc: imagenet (downloaded), random, or a file: safetensors or a state dict."),
+    ] = None,
+    angular: Annotated[bool | None, typer.Option("--angular", help="msc: with the angular term.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
         str | None,
@@ -57,7 +70,8 @@ def run(
         typer.Option(
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
-            "downloaded if not given. For images the folder itself: train/CLASS and val/CLASS, or CLASS.",
+            "downloaded if not given. For images and msc the folder itself: train/CLASS and val/CLASS, or "
+            "CLASS.",
         ),
     ] = None,
     out: Annotated[
@@ -79,6 +93,7 @@ def run(
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
       taufree run imagenette --preset quick          images; on a GPU without the preset
       taufree run images --data FOLDER --links free,0.5
+      taufree run msc --data FOLDER --normal CLASS   anomaly detection: a score for each test image
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -95,7 +110,8 @@ def run(
     console = Console(stderr=True)
     try:
         names = parse_links(links)
-        given = {"epochs": epochs, "batch_size": batch_size, "mask": mask}
+        given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}
+        given |= {"protocol": protocol, "backbone": backbone, "weights": weights, "angular": angular}
         chosen = find_recipe(recipe)
         settings, usual = choose_settings(chosen, preset, given)
         device = choose_device(device, precision or "32-true")
@@ -118,6 +134,8 @@ def run(
         for gap in free_against_best(outcome.lines):
             show.print(str(gap), highlight=False)
         show.print(f"Report: {report}", highlight=False)
+        if (out / "scores").is_dir():
+            show.print(f"Scores: {out / 'scores'}", highlight=False)
     if outcome.interrupted:
         console.print(
             f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}; "

@@ -37,8 +37,9 @@ def canvas(images, height=210, width=220):
     return lines
 
 
-def drawn(sizes, seed=0, blur=0.5):
-    return draw_parameters(torch.tensor(sizes), torch.Generator().manual_seed(seed), blur=blur)
+def drawn(sizes, seed=0, **chosen):
+    generator = torch.Generator().manual_seed(seed)
+    return draw_parameters(torch.tensor(sizes), generator, **{"blur": 0.5, **chosen})
 
 
 def by_torchvision(image, one, size, *, pillow):
@@ -90,11 +91,11 @@ def test_every_part_of_a_view_was_tested():
         assert 3 < part.sum() < len(SIZES)
 
 
-@pytest.mark.parametrize("size", [128, 32])
-def test_the_centre_view_is_torchvisions(size):
+@pytest.mark.parametrize(("size", "resize"), [(128, None), (32, None), (112, 128)])
+def test_the_centre_view_is_torchvisions(size, resize):
     images = patches(SIZES[:4])
-    views = centre_view(canvas(images), torch.tensor(SIZES[:4]), size=size)
-    by_vision = Compose([Resize(size), CenterCrop(size), ToTensor(), Normalize(MEAN, STD)])
+    views = centre_view(canvas(images), torch.tensor(SIZES[:4]), size=size, resize=resize)
+    by_vision = Compose([Resize(resize or size), CenterCrop(size), ToTensor(), Normalize(MEAN, STD)])
     for view, image in zip(views, images, strict=True):
         gap = ((view - by_vision(image)) * LEVELS).abs()
         # Pillow rounds twice to whole levels, after the rows and after the columns.
@@ -102,13 +103,14 @@ def test_the_centre_view_is_torchvisions(size):
         assert gap.mean() < 0.4
 
 
-def test_boxes_are_distributed_like_torchvisions():
+@pytest.mark.parametrize("smallest", [0.08, 0.2])
+def test_boxes_are_distributed_like_torchvisions(smallest):
     height, width, count = 160, 213, 4000
-    box = drawn([(height, width)] * count).box
+    box = drawn([(height, width)] * count, smallest=smallest).box
     torch.manual_seed(0)
     blank = torch.empty(3, height, width)
     theirs = torch.tensor(
-        [RandomResizedCrop.get_params(blank, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(count)]
+        [RandomResizedCrop.get_params(blank, [smallest, 1.0], [3 / 4, 4 / 3]) for _ in range(count)]
     ).float()
     quantiles = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
     for column in range(4):
@@ -121,9 +123,8 @@ def test_boxes_are_distributed_like_torchvisions():
 
 
 @pytest.mark.parametrize(("size", "expected"), [((30, 600), [0, 280, 30, 40]), ((600, 30), [280, 0, 40, 30])])
-def test_an_image_that_no_crop_fits_gets_torchvisions_middle(size, expected, monkeypatch):
-    monkeypatch.setattr("taufree.experiments.augment.SCALE", (0.9, 1.0))
-    assert drawn([size] * 5).box.tolist() == [expected] * 5
+def test_an_image_that_no_crop_fits_gets_torchvisions_middle(size, expected):
+    assert drawn([size] * 5, smallest=0.9).box.tolist() == [expected] * 5
 
 
 def test_probabilities_and_ranges():

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from taufree.experiments.embedding import THUMBNAIL, load_arrays, save_arrays
-from taufree.experiments.embedding_figures import map_figure, neighbour_figure
+from taufree.experiments.embedding_figures import extreme_figure, map_figure, neighbour_figure
 
 
 def arrays(count=30):
@@ -52,3 +52,17 @@ def test_neighbours_of_another_class_are_framed():
     # The only wrong one is the first neighbour of the second query.
     assert red[cell:, cell : 2 * cell + 8].sum() == red.sum()
     assert list(fig.layout.yaxis.ticktext) == ["cat", "dog"]
+
+
+def test_extremes_on_the_wrong_side_are_framed():
+    pictures = np.full((2, 3, THUMBNAIL, THUMBNAIL, 3), 120, np.uint8)
+    anomalous = np.array([[True, True, False], [False, False, True]])
+    fig = extreme_figure({"thumbnails": pictures, "anomalous": anomalous})
+    sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))))
+    cell = THUMBNAIL + 8
+    # Three pictures take two lines of two: the third one stands below the first.
+    cells = sheet[: 4 * cell, : 2 * cell].reshape(4, cell, 2, cell, 3)
+    red = (cells == (209, 73, 91)).all(-1).any((1, 3))
+    assert red.tolist() == [[False, False], [True, False], [False, False], [True, False]]
+    grey = (cells == 120).all(-1).any((1, 3))
+    assert grey.tolist() == [[True, True], [True, False], [True, True], [True, False]]

@@ -6,7 +6,7 @@ from lightly.utils.benchmarking import knn_predict
 from torch.nn.functional import normalize
 
 from taufree.experiments import evaluation
-from taufree.experiments.evaluation import knn_accuracy, linear_accuracy, nearest
+from taufree.experiments.evaluation import knn_accuracy, knn_distance, linear_accuracy, nearest
 
 
 def at(*degrees):
@@ -59,3 +59,13 @@ def test_knn_is_lightlys_whatever_the_number_of_rows_at_a_time(monkeypatch):
 def test_nearest_are_the_highest_cosines():
     bank = torch.tensor([[1.0, 0.0], [9.0, 9.0], [0.0, -1.0], [-1.0, 0.0]])
     assert nearest(bank, torch.tensor([[2.0, 1.0], [-1.0, -1.1]]), 2).tolist() == [[1, 0], [2, 3]]
+
+
+def test_knn_distances_are_those_between_unit_vectors(monkeypatch):
+    torch.manual_seed(0)
+    bank, features = torch.randn(30, 5) * torch.rand(30, 1), 7 * torch.randn(20, 5)
+    gaps = torch.cdist(normalize(features).double(), normalize(bank).double()).square().sort(dim=1).values
+    for rows in (1024, 6):
+        monkeypatch.setattr(evaluation, "ROWS", rows)
+        assert torch.allclose(knn_distance(bank, features, k=2).double(), gaps[:, :2].sum(1), atol=1e-5)
+    assert torch.allclose(knn_distance(bank, features, k=50).double(), gaps.sum(1), atol=1e-4)

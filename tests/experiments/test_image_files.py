@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from taufree.experiments.image_files import find_images, find_packed
+from taufree.experiments.image_files import find_cases, find_images, find_packed
 from tests.experiments.photographs import write_folder
 
 
@@ -108,3 +108,38 @@ def test_a_damaged_tar_file_is_named(tmp_path):
         tar.add(__file__, "imagenette2-160/train/n01440764/a.txt")
     with pytest.raises(ValueError, match=r"hold no images of train/CLASS/"):
         find_packed(tmp_path, [broken])
+
+
+def test_normal_images_are_trained_with_and_all_others_tested(folder):
+    shutil.rmtree(folder / "train" / "flower")
+    found = find_cases(folder, "temple", normal=True)
+    assert found.classes == ("flower", "temple")
+    assert names(found.train) == [f"train/temple/{2 * i:03d}.jpg" for i in range(6)]
+    assert [file.label for file in found.train] == [1] * 6
+    assert [name[:10] for name in names(found.val)] == ["val/flower"] * 3 + ["val/temple"] * 3
+    assert names(find_cases(folder, "flower", normal=False).train) == names(found.train)
+    (folder / "val").rename(folder / "test")
+    assert names(find_cases(folder, "temple", normal=True).val)[0] == "test/flower/001.jpg"
+
+
+def test_a_fifth_of_a_normal_class_is_held_out_and_others_are_tested_as_a_whole(tmp_path):
+    write_folder(tmp_path, 12)
+    usual, found = find_images(tmp_path), find_cases(tmp_path, "flower", normal=True)
+    assert names(found.train) == [name for name in names(usual.train) if name.startswith("flower")]
+    held_out = [name for name in names(usual.val) if name.startswith("flower")]
+    assert names(found.val) == [*held_out, *(f"temple/{2 * i:03d}.jpg" for i in range(12))]
+
+
+def test_no_normal_images_no_others_and_no_such_class_are_one_sentence(folder):
+    with pytest.raises(ValueError, match=r"normal must be one of flower, temple, .*, got 'cat'\."):
+        find_cases(folder, "cat", normal=True)
+    shutil.rmtree(folder / "train" / "temple")
+    with pytest.raises(ValueError, match=r"holds no normal images to train with"):
+        find_cases(folder, "temple", normal=True)
+    shutil.rmtree(folder / "val" / "temple")
+    with pytest.raises(ValueError, match=r"val must hold normal and other images, but holds flower alone\."):
+        find_cases(folder, "flower", normal=True)
+    for path in (folder / "train" / "flower").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"the class folder .*train/flower holds no images"):
+        find_cases(folder, "flower", normal=True)

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from torchvision.models import resnet18
 
 from taufree import LogOdds, nt_xent
-from taufree.experiments import simclr
+from taufree.experiments import image_recipe, simclr
 from taufree.experiments.augment import Parameters, augment
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.recipes.images import FolderOfImages
@@ -149,7 +149,7 @@ def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, folder, link):
 
 def test_images_that_do_not_fit_the_device_are_streamed_to_the_same_result(folder, monkeypatch):
     resident = begun(tiny(folder))
-    monkeypatch.setattr(simclr, "fits", lambda count, device: False)
+    monkeypatch.setattr(image_recipe, "fits", lambda count, device: False)
     streamed = begun(tiny(folder))
     assert next(iter(streamed.recipe.batches(0, torch.Generator())))[0].shape == (8, 48, 3, 56)
     for training in (resident, streamed):
@@ -176,7 +176,7 @@ def test_what_is_kept_are_the_nearest_training_images(folder):
     training.model.eval()
     with torch.no_grad():
         kept = training.recipe.keep(training.model)
-        bank, features = training.recipe._features(training.model)
+        bank, features = training.recipe.features(training.model)
     assert kept["features"].shape == (4, 512)
     assert kept["thumbnails"].shape == (4, 6, 64, 64, 3)
     assert kept["labels"].tolist() == [0, 0, 1, 1] == kept["thumbnail_labels"][:, 0].tolist()

@@ -54,20 +54,23 @@ class Parameters(NamedTuple):
     sigma: Tensor
 
 
-def draw_parameters(sizes: Tensor, generator: torch.Generator, *, blur: float) -> Parameters:
+def draw_parameters(
+    sizes: Tensor, generator: torch.Generator, *, blur: float, smallest: float = SCALE[0]
+) -> Parameters:
     """Parameters of one view of each image.
 
     Args:
         sizes: [N, 2], heights and widths.
         generator: all draws are from it.
         blur: the probability of a blur.
+        smallest: the least share of an image's area that a crop has.
     """
     count = len(sizes)
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(*shape, generator=generator)
 
-    box = _draw_boxes(sizes.float(), generator)
+    box = _draw_boxes(sizes.float(), generator, (smallest, SCALE[1]))
     flip = uniform(0, 1, count) < FLIP
     strength = torch.tensor(STRENGTH)
     middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
@@ -79,11 +82,11 @@ def draw_parameters(sizes: Tensor, generator: torch.Generator, *, blur: float) -
     return Parameters(box, flip, factors, order, grey, sigma)
 
 
-def _draw_boxes(sizes: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_boxes(sizes: Tensor, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
     """RandomResizedCrop's boxes [N, 4]: the first of ten that fits, else the largest of a fitting ratio."""
     height, width = sizes.unbind(-1)
     count, (lowest, highest) = len(sizes), RATIO
-    area = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * torch.rand(TRIES, count, generator=generator))
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * torch.rand(TRIES, count, generator=generator))
     span = math.log(highest / lowest)
     ratio = (math.log(lowest) + span * torch.rand(TRIES, count, generator=generator)).exp()
     tall, wide = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
@@ -117,18 +120,18 @@ def augment(lines: Tensor, parameters: Parameters, *, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def centre_view(lines: Tensor, sizes: Tensor, *, size: int) -> Tensor:
+def centre_view(lines: Tensor, sizes: Tensor, *, size: int, resize: int | None = None) -> Tensor:
     """The view that features are judged by, like that of :func:`augment` in its shape."""
-    return _normalised(centre_crop(lines, sizes, size=size))
+    return _normalised(centre_crop(lines, sizes, size=size, resize=resize))
 
 
-def centre_crop(lines: Tensor, sizes: Tensor, *, size: int) -> Tensor:
-    """The shorter side resized to ``size`` and the middle cut out, in [0, 1].
+def centre_crop(lines: Tensor, sizes: Tensor, *, size: int, resize: int | None = None) -> Tensor:
+    """The shorter side resized to ``resize``, or else to ``size``, and the middle cut out, in [0, 1].
 
     Shape:
         lines: [N, height, 3, width] bytes; sizes: [N, 2]; the result: [N, size, 3, size].
     """
-    target = torch.floor(size * sizes / sizes.amin(-1, keepdim=True))
+    target = torch.floor((resize or size) * sizes / sizes.amin(-1, keepdim=True))
     scale = sizes / target
     first = ((target - size) / 2).round() * scale
     rows, columns = (

@@ -2,7 +2,8 @@
 
 Arrays of a run, in ``embeddings/<slug>.npz`` beside the results: ``features`` [SHOWN, D] with ``labels``
 [SHOWN], ``thumbnails`` [QUERIES, 1 + NEIGHBOURS, THUMBNAIL, THUMBNAIL, 3] with ``thumbnail_labels``, the
-query first in each row, and the names ``classes``.
+query first in each row, and the names ``classes``. An anomaly detector keeps, instead, ``thumbnails``
+[2, EXTREMES, THUMBNAIL, THUMBNAIL, 3], the highest and the lowest scores, and whether they are ``anomalous``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
 SHOWN, QUERIES, NEIGHBOURS = 1000, 10, 5
+EXTREMES = 24
 THUMBNAIL = 64
 """Pixels of an image's side."""
 

@@ -38,6 +38,23 @@ def nearest(bank: Tensor, features: Tensor, k: int) -> Tensor:
     return cosine.topk(min(k, len(bank)), dim=-1).indices
 
 
+def knn_distance(bank: Tensor, features: Tensor, *, k: int) -> Tensor:
+    """The sum of squared distances to the k nearest bank rows, all rows being normalised first, [N].
+
+    For unit vectors |u - v|^2 = 2 - 2 cos(u, v), so that the nearest are those of the highest cosine.
+
+    Shape:
+        bank: [M, D]; features: [N, D]; both on one device.
+    """
+    bank = normalize(bank.float(), dim=-1)
+    found = []
+    for start in range(0, len(features), ROWS):
+        rows = normalize(features[start : start + ROWS].float(), dim=-1)
+        cosine = (rows @ bank.T).topk(min(k, len(bank)), dim=-1).values
+        found.append((2 - 2 * cosine).sum(-1))
+    return torch.cat(found)
+
+
 def linear_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> float:
     """Share of rows that a logistic regression on the standardised bank classifies rightly."""
     scaler = StandardScaler().fit(bank.double().numpy())

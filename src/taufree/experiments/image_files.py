@@ -79,11 +79,48 @@ def find_images(folder: Path) -> Listing:
             raise ValueError(
                 f"{folder / name} has one image, but a class needs two, one of them for validation."
             )
-        held_out = max(1, len(files) // HELD_OUT)
-        shuffled = np.random.default_rng(0).permutation(len(files))
-        val[name] = [files[i] for i in sorted(shuffled[:held_out])]
-        train[name] = [files[i] for i in sorted(shuffled[held_out:])]
+        train[name], val[name] = _split(files)
     return _listing(folder, train, val)
+
+
+def find_cases(folder: Path, one: str, *, normal: bool) -> Listing:
+    """Normal images of ``folder`` to train with, and normal and other images to test.
+
+    With ``train`` and ``test`` (or ``val``) in the folder, what is normal in ``train`` is trained with, and
+    all of the other part is tested; ``train`` needs no other classes. In a folder of classes a fifth of each
+    normal one is held out, as in :func:`find_images`, and other classes are tested as a whole.
+
+    Args:
+        folder: what the classes, or the parts with their classes, are in.
+        one: the class that is normal, if ``normal``, or else the only one that is not.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} must be a folder of images, but there is no such folder.")
+    held_out = next((name for name in ("test", "val") if (folder / name).is_dir()), "")
+    parts = [folder / "train", folder / held_out] if held_out and (folder / "train").is_dir() else [folder]
+    classes = tuple(sorted({path.name for part in parts for path in _class_folders(part)}))
+    if one not in classes:
+        raise ValueError(f"normal must be one of {', '.join(classes)}, the classes of {folder}, got {one!r}.")
+    if len(parts) == 2:
+        train, test = (_in_folder(part, folder) for part in parts)
+    else:
+        train, test = {}, {}
+        for name, files in _in_folder(folder).items():
+            train[name], test[name] = _split(files) if (name == one) == normal else ([], files)
+    train = {name: files for name, files in train.items() if (name == one) == normal}
+    if not any(train.values()):
+        raise ValueError(f"{folder} holds no normal images to train with, beside those that are held out.")
+    if len({name == one for name in test}) < 2:
+        raise ValueError(f"{parts[-1]} must hold normal and other images, but holds {', '.join(test)} alone.")
+    return Listing(classes, _labelled(classes, train), _labelled(classes, test))
+
+
+def _split(files: list[_Place]) -> tuple[list[_Place], list[_Place]]:
+    """What is left of a class, and the fifth that is held out."""
+    held_out = max(1, len(files) // HELD_OUT)
+    shuffled = np.random.default_rng(0).permutation(len(files))
+    kept, held = ([files[i] for i in sorted(part)] for part in (shuffled[held_out:], shuffled[:held_out]))
+    return kept, held
 
 
 def find_packed(folder: Path, tars: Sequence[Path]) -> Listing:
@@ -110,21 +147,28 @@ def find_packed(folder: Path, tars: Sequence[Path]) -> Listing:
     return _listing(folder, train, val)
 
 
-def _in_folder(folder: Path) -> dict[str, list[_Place]]:
-    """The images of each class, sorted."""
+def _in_folder(folder: Path, above: Path | None = None) -> dict[str, list[_Place]]:
+    """The images of each class, sorted; they are called by their path from ``above`` or else ``folder``."""
+    found = {}
+    for one in _class_folders(folder):
+        files = sorted(path for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not files:
+            raise ValueError(f"the class folder {one} holds no images ({', '.join(sorted(SUFFIXES))}).")
+        names = [str(path.relative_to(above or folder)) for path in files]
+        found[one.name] = [
+            (path, name, 0, path.stat().st_size) for path, name in zip(files, names, strict=True)
+        ]
+    return found
+
+
+def _class_folders(folder: Path) -> list[Path]:
     classes = sorted(one for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
     if not classes:
         raise ValueError(
             f"{folder} must hold a folder of images for each class, or the folders train and val with such "
             "folders, but holds no folder."
         )
-    found = {}
-    for one in classes:
-        files = sorted(path for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        if not files:
-            raise ValueError(f"the class folder {one} holds no images ({', '.join(sorted(SUFFIXES))}).")
-        found[one.name] = [(path, str(path.relative_to(folder)), 0, path.stat().st_size) for path in files]
-    return found
+    return classes
 
 
 def _listing(folder: Path, train: dict[str, list[_Place]], val: dict[str, list[_Place]]) -> Listing:
@@ -133,12 +177,12 @@ def _listing(folder: Path, train: dict[str, list[_Place]], val: dict[str, list[_
         raise ValueError(f"{folder} must hold two classes at least, but holds {', '.join(classes)} alone.")
     if unknown := [name for name in val if name not in train]:
         raise ValueError(f"the class {unknown[0]} of val in {folder} is none of train's.")
+    return Listing(classes, _labelled(classes, train), _labelled(classes, val))
 
-    def labelled(part: dict[str, list[_Place]]) -> tuple[ImageFile, ...]:
-        return tuple(
-            ImageFile(path, name, classes.index(one), start, size)
-            for one, places in part.items()
-            for path, name, start, size in places
-        )
 
-    return Listing(classes, labelled(train), labelled(val))
+def _labelled(classes: tuple[str, ...], part: dict[str, list[_Place]]) -> tuple[ImageFile, ...]:
+    return tuple(
+        ImageFile(path, name, classes.index(one), start, size)
+        for one, places in part.items()
+        for path, name, start, size in places
+    )

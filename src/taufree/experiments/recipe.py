@@ -122,6 +122,13 @@ class Recipe(ABC):
         """
         return self.static
 
+    def begin(self, model: nn.Module) -> None:
+        """Look at the model before it is trained, in evaluation mode, on its device and without gradients.
+
+        A run that goes on from a checkpoint does this again, with the model as it was at first.
+        """
+        return
+
     @abstractmethod
     def batches(self, epoch: int, generator: torch.Generator) -> Iterable[Any]:
         """The batches of one epoch, every draw from ``generator`` (a CPU one, seeded by seed and epoch).
@@ -145,6 +152,10 @@ class Recipe(ABC):
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
         """Arrays of the trained model that the report draws, see :mod:`taufree.experiments.embedding`."""
         return {}
+
+    def scores(self, model: nn.Module) -> list[dict[str, Any]]:
+        """One row for each example that was judged; every run's rows are written as a CSV file."""
+        return []
 
 
 def choose_settings(recipe: type[Recipe], preset: str, given: Mapping[str, Any]) -> tuple[Settings, int]:

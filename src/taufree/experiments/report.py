@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
 from taufree.diagnostics.page import Page
-from taufree.experiments.embedding import load_arrays
-from taufree.experiments.embedding_figures import map_figure, neighbour_figure
+from taufree.experiments.embedding import Arrays, load_arrays
+from taufree.experiments.embedding_figures import extreme_figure, map_figure, neighbour_figure
 from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, final_temperature
 from taufree.experiments.link_names import describe
 from taufree.experiments.recipe import find_recipe
@@ -162,6 +162,9 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
                 shown[line["link"]] = arrays
     if not shown:
         return
+    if all("anomalous" in arrays for arrays in shown.values()):
+        _extremes(page, shown)
+        return
     page.heading("What the network takes for alike")
     page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
     for number, (link, arrays) in enumerate(shown.items()):
@@ -178,6 +181,18 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
             id=f"neighbours-{number}",
             caption=f"{describe(link)}: validation images, and the training images whose features are "
             "nearest to theirs. A red frame is another class.",
+        )
+
+
+def _extremes(page: Page, shown: Mapping[str, Arrays]) -> None:
+    page.heading("What the network takes for normal")
+    page.text("The networks of the first seed. Every test image's score is in a file of the folder scores.")
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            extreme_figure(arrays),
+            id=f"extremes-{number}",
+            caption=f"{describe(link)}: the test images with the highest scores, the most anomalous, and "
+            "those with the lowest. A red frame is on the wrong side: a normal image above, another below.",
         )
 
 

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from taufree import Link
+from taufree.diagnostics.writing import write_whole
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.embedding import save_arrays
 from taufree.experiments.environment import hardware, versions
@@ -47,7 +49,8 @@ def train(
     Args:
         run: what to train.
         checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
-            Beside it, in ``embeddings``, goes what the recipe keeps for the report.
+            Beside it, in ``embeddings``, goes what the recipe keeps for the report, and in ``scores`` what
+            it finds out about single examples.
         every: seconds between two checkpoints at least; they are written between epochs.
         watch: called after each epoch with the number of epochs done and the epoch's mean loss.
         note: called with each sentence that the recipe has for the user.
@@ -75,6 +78,7 @@ def train(
         watch(training.epoch, loss)
     metrics = training.evaluate()
     training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
+    training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
     return {
         "recipe": run.recipe,
         "link": run.link,
@@ -115,6 +119,9 @@ class Training:
         self._replayed = still and self.fabric.device.type == "cuda"
         self._step = Replayed(self._advance) if self._replayed else self._advance
         self._fit(self.optimizer.param_groups)
+        self.model.eval()
+        with torch.no_grad():
+            recipe.begin(self.model)
 
     def train_epoch(self) -> float:
         """One pass over the batches; returns the mean loss."""
@@ -170,6 +177,13 @@ class Training:
         self.model.eval()
         if self.run.seed == 0 and (arrays := self.recipe.keep(self.model)):
             save_arrays(path, arrays)
+
+    @torch.no_grad()
+    def list_scores(self, path: Path) -> None:
+        """Write a line for each example that the recipe scores, if it scores any."""
+        self.model.eval()
+        if rows := self.recipe.scores(self.model):
+            write_whole(path, pd.DataFrame(rows).to_csv(index=False))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write all that :meth:`restore` needs."""

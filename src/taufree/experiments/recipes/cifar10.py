@@ -42,16 +42,22 @@ class Cifar10(SimCLR):
     }
 
     def find(self, data: Path | None) -> Images:
-        x_train, y_train, x_test, y_test = _download() if data is None else _read(data / "cifar10.npz")
-        train, val = (
-            np.argsort(labels.reshape(-1), kind="stable")[
-                np.linspace(0, len(labels) - 1, min(self.settings.subset or len(labels), len(labels)))
-                .round()
-                .astype(int)
-            ]
-            for labels in (y_train, y_test)
-        )
+        x_train, y_train, x_test, y_test = load_cifar10(data)
+        train, val = (evenly(labels, self.settings.subset) for labels in (y_train, y_test))
         return from_arrays(x_train[train], y_train[train], x_test[val], y_test[val], CLASSES)
+
+
+def load_cifar10(data: Path | None) -> tuple[NDArray[Any], ...]:
+    """Images [N, 32, 32, 3] and labels [N] of training, then of test; downloaded for want of a folder."""
+    x_train, y_train, x_test, y_test = _download() if data is None else _read(data / "cifar10.npz")
+    return x_train, y_train.reshape(-1), x_test, y_test.reshape(-1)
+
+
+def evenly(labels: NDArray[Any], count: int) -> NDArray[Any]:
+    """The numbers of ``count`` rows (0 is all), in the order of their labels and evenly from all of them."""
+    chosen = np.linspace(0, len(labels) - 1, min(count or len(labels), len(labels))).round().astype(int)
+    order: NDArray[Any] = np.argsort(labels, kind="stable")[chosen]
+    return order
 
 
 def _read(path: Path) -> tuple[NDArray[Any], ...]:
