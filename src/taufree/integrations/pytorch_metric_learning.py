@@ -55,7 +55,7 @@ class _Free:
     ) -> dict[str, Any]:
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
         link, found = link_of(self.temperature), None
-        if indices_tuple is None and ref_emb is embeddings:
+        if indices_tuple is None and ref_emb is embeddings and ref_labels is labels:
             assert labels is not None
             _, groups, counts = torch.unique(labels, return_inverse=True, return_counts=True)
             if len(counts) > 1 and counts.max() > 1:
