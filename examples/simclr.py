@@ -1,6 +1,6 @@
 """SimCLR without a temperature: train on images without labels, then ask nearest neighbours.
 
-    python examples/simclr.py                             # digits in random places, a minute on a CPU
+    python examples/simclr.py                             # digits in random places, half a minute on a CPU
     python examples/simclr.py --data FOLDER --workers 8   # FOLDER/train/CLASS/*.jpg, FOLDER/val/CLASS/*.jpg
     python examples/simclr.py --tau 0.5                   # the loss it replaces, for comparison
 

@@ -49,21 +49,23 @@ def test_miners(ours, theirs, miner):
     )
 
 
-@BOTH
+REDUCERS = [
+    reducers.MeanReducer(),
+    reducers.ThresholdReducer(low=1.0),
+    reducers.ClassWeightedReducer(torch.linspace(0.5, 2.0, 12)),
+]
+
+
 @pytest.mark.parametrize("labels", [LABELS % 6, PAIRS])
 @pytest.mark.parametrize(
-    "reducer",
+    ("ours", "theirs", "reducer"),
     [
-        reducers.MeanReducer(),
-        reducers.ThresholdReducer(low=1.0),
-        reducers.PerAnchorReducer(),
-        reducers.ClassWeightedReducer(torch.linspace(0.5, 2.0, 12)),
+        *((SupConLoss, losses.SupConLoss, reducer) for reducer in REDUCERS),
+        *((NTXentLoss, losses.NTXentLoss, reducer) for reducer in REDUCERS),
+        (NTXentLoss, losses.NTXentLoss, reducers.PerAnchorReducer()),  # of pairs only
     ],
-    ids=lambda reducer: type(reducer).__name__,
 )
 def test_reducers_and_regularizers(ours, theirs, labels, reducer):
-    if isinstance(reducer, reducers.PerAnchorReducer) and ours is SupConLoss:
-        pytest.skip("the library reduces pairs or triplets per anchor, and SupCon has neither")
     options = {"reducer": reducer}
     agree(ours(0.1, **options)(Z, labels), theirs(0.1, **options)(Z, labels), Z)
     options["embedding_regularizer"] = regularizers.LpRegularizer()
