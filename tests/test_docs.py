@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations import gcl  # noqa: F401  the page on PyGCL imports it
+
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -34,4 +36,4 @@ def test_code_runs(page, code):
 
 
 def test_there_is_code_to_run():
-    assert {page for page, _ in SNIPPETS} >= {"README.md", "CONTRIBUTING.md", "theory.md"}
+    assert {page for page, _ in SNIPPETS} >= {"README.md", "CONTRIBUTING.md", "theory.md", "lightly.md"}

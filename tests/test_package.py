@@ -22,6 +22,7 @@ PUBLIC = {
     "info_nce",
     "nt_xent",
     "sup_con",
+    "temperature_free",
 }
 
 

@@ -1,6 +1,7 @@
 """Contrastive learning without a temperature."""
 
 from taufree.functional import info_nce, nt_xent, sup_con
+from taufree.integrations import temperature_free
 from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
 from taufree.losses import InfoNCE, NTXent, SupCon
 
@@ -17,4 +18,5 @@ __all__ = [
     "info_nce",
     "nt_xent",
     "sup_con",
+    "temperature_free",
 ]

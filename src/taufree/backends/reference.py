@@ -33,17 +33,17 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
 
     negatives, in_batch = [], None
     if contrast.in_batch:
-        in_batch = _logits(link, *similarity(*u, *v), left_out)
+        in_batch = masked_logits(link, *similarity(*u, *v), left_out)
         negatives.append(in_batch)
     if contrast.queue is not None:
-        negatives.append(_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
+        negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
     if contrast.own_negatives is not None:
         own = normalize(contrast.own_negatives)
         negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
     logits = torch.cat(negatives, dim=1)
 
     if contrast.labels is not None:
-        return _by_label(logits, contrast.same_label(everyone, everyone), contrast.positive_count())
+        return by_label(logits, contrast.same_label(everyone, everyone), contrast.positive_count())
     positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
     losses = _cross_entropy(positive, logits)
     if contrast.symmetric and in_batch is not None:
@@ -51,7 +51,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     return losses
 
 
-def _logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
+def masked_logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
     """Logits of a matrix of similarities; a pair that is left out leaves before the link (its cosine
     reads 0), or an infinite slope at c = 1 would meet the zero of the mask as NaN."""
     if left_out is None:
@@ -67,7 +67,7 @@ def _cross_entropy(positive: Tensor, negatives: Tensor) -> Tensor:
     return top + torch.log1p(torch.expm1(-top) + (excess - top[:, None]).exp().sum(1))
 
 
-def _by_label(logits: Tensor, same: Tensor, count: Tensor) -> Tensor:
+def by_label(logits: Tensor, same: Tensor, count: Tensor) -> Tensor:
     """log(sum_k exp(logit_k)) minus the mean logit of the positives; 0 for an anchor without any.
 
     Relative to the positives' mean logit, and with each positive's weight written as 1 + expm1,

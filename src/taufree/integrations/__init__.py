@@ -1,0 +1,93 @@
+"""Drop-ins for other libraries: one file a library, with the library's own class names.
+
+Each class accepts its original's arguments. A temperature of None, the default, means the log-odds; a number
+means that temperature, and then the loss is the original's. A library is imported by its own file alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+from taufree.links import Link, LogOdds, Temperature
+from taufree.losses import InfoNCE, NTXent, SupCon
+
+MODULES = {  # the package a loss comes from: the file here that has a twin of it
+    "GCL": "pygcl",
+    "info_nce": "info_nce",
+    "lightly": "lightly",
+    "open_clip": "open_clip",
+    "pytorch_metric_learning": "pytorch_metric_learning",
+    "sentence_transformers": "sentence_transformers",
+}
+
+_T = TypeVar("_T")
+
+
+def temperature_free(loss: _T) -> _T:
+    """A copy of ``loss`` that has no temperature and all its other settings.
+
+    Args:
+        loss: a loss of taufree, or one of lightly, pytorch-metric-learning, sentence-transformers, open_clip,
+            PyGCL or info-nce-pytorch that has a twin in :mod:`taufree.integrations`. It stays as it is.
+
+    Example:
+        >>> temperature_free(NTXent(link=Temperature(0.5), reduction="sum"))
+        NTXent(
+          reduction='sum', backend='auto'
+          (link): LogOdds(gain=1.0, resolution=0.0001)
+        )
+    """
+    if isinstance(loss, (InfoNCE, NTXent, SupCon)):
+        found = copy.deepcopy(loss)
+        if not isinstance(found.link, LogOdds):
+            found.link = LogOdds()
+        return found
+    for base in type(loss).__mro__:
+        if module := MODULES.get(base.__module__.partition(".")[0]):
+            twin: _T = import_module(f"{__name__}.{module}").temperature_free(loss)
+            return twin
+    raise TypeError(
+        f"loss must be a loss of taufree or of one of the packages {', '.join(MODULES)}, "
+        f"got {type(loss).__name__} of {type(loss).__module__}."
+    )
+
+
+def link_of(temperature: float | None) -> Link:
+    """The link that a library's argument ``temperature`` stands for: None is the log-odds."""
+    return LogOdds() if temperature is None else Temperature(temperature)
+
+
+def as_twin(loss: Any, twins: Mapping[type, type], **settings: object) -> Any:
+    """A deep copy of ``loss`` as an object of its twin class, with some ``settings`` changed.
+
+    ``twins`` maps originals to twins that understand the attributes of the originals, so whatever else the
+    loss holds stays: reducers, memory banks with what is in them, the mode of training.
+    """
+    for original, twin in twins.items():
+        if type(loss) in (original, twin):
+            found = copy.deepcopy(loss)
+            found.__class__ = twin
+            for name, value in settings.items():
+                setattr(found, name, value)
+            return found
+    raise TypeError(
+        f"loss must be one of {', '.join(sorted({one.__name__ for one in twins}))}, "
+        f"got {type(loss).__name__} of {type(loss).__module__}."
+    )
+
+
+@contextmanager
+def needs(package: str, module: str) -> Iterator[None]:
+    """Around the import of ``module``, which ``pip install package`` brings: says so where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = package if error.name == module else error.name
+        raise ModuleNotFoundError(
+            f"this drop-in needs {package}, but there is no module {error.name}: pip install {missing}",
+            name=error.name,
+        ) from error

@@ -1,0 +1,71 @@
+"""info-nce-pytorch's module and function without a temperature."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import taufree
+from taufree.integrations import as_twin, link_of, needs
+
+with needs("info-nce-pytorch", "info_nce"):
+    import info_nce as original
+
+__all__ = ["InfoNCE", "info_nce", "temperature_free"]
+DIMENSIONS = {"unpaired": 2, "paired": 3}
+
+
+class InfoNCE(original.InfoNCE):
+    """`info_nce.InfoNCE` with ``temperature=None`` by default; see :func:`info_nce`.
+
+    Example:
+        >>> import torch
+        >>> loss = InfoNCE(negative_mode="paired")
+        >>> loss(torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 5, 8)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self, temperature: float | None = None, reduction: str = "mean", negative_mode: str = "unpaired"
+    ) -> None:
+        link_of(temperature)
+        super().__init__(temperature, reduction, negative_mode)
+
+    def forward(self, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Tensor:
+        return info_nce(
+            query, positive_key, negative_keys, self.temperature, self.reduction, self.negative_mode
+        )
+
+
+def info_nce(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor | None = None,
+    temperature: float | None = None,
+    reduction: str = "mean",
+    negative_mode: str = "unpaired",
+) -> Tensor:
+    """`info_nce.info_nce` with ``temperature=None`` by default.
+
+    Args:
+        query, positive_key: [N, D]; without ``negative_keys`` the other positive keys are the negatives.
+        negative_keys: [M, D] if ``negative_mode`` is "unpaired", [N, M, D] if it is "paired".
+        temperature: None for the log-odds, else the original's loss.
+        reduction: "mean", "sum" or "none".
+        negative_mode: "unpaired" or "paired".
+    """
+    if negative_mode not in DIMENSIONS:
+        raise ValueError(f"negative_mode must be one of {tuple(DIMENSIONS)}, got {negative_mode!r}.")
+    if negative_keys is not None and negative_keys.dim() != DIMENSIONS[negative_mode]:
+        raise ValueError(
+            f"negative_keys must have {DIMENSIONS[negative_mode]} dimensions with "
+            f"negative_mode={negative_mode!r}, got shape {list(negative_keys.shape)}."
+        )
+    return taufree.info_nce(
+        query, positive_key, negative_keys, link=link_of(temperature), reduction=reduction
+    )
+
+
+def temperature_free(loss: original.InfoNCE) -> InfoNCE:
+    """A copy of ``loss`` without its temperature."""
+    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE}, temperature=None)
+    return twin

@@ -1,0 +1,134 @@
+"""lightly's contrastive losses without a temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from taufree import info_nce, nt_xent
+from taufree.backends import precision
+from taufree.integrations import as_twin, link_of, needs
+
+with needs("lightly", "lightly"):
+    from lightly import loss as original
+    from lightly.models.modules.memory_bank import MemoryBankModule
+
+
+class NTXentLoss(original.NTXentLoss):
+    """`lightly.loss.NTXentLoss` with ``temperature=None`` by default.
+
+    The memory bank is lightly's: a checkpoint fits both. With ``gather_distributed`` the value is the
+    mean over all ranks, where lightly's is that over the own rows; the gradients are the same.
+
+    Args:
+        temperature: None for the log-odds, else lightly's loss.
+        memory_bank_size: 0 for SimCLR; (size, D) for MoCo, where the keys of past batches are the negatives;
+            a size alone takes D from the first batch.
+        gather_distributed: contrast with the batches of all ranks; with a bank, store them.
+
+    Shape:
+        out0, out1: [N, D]; the result is a scalar.
+
+    Example:
+        >>> loss = NTXentLoss(memory_bank_size=(16, 8))
+        >>> loss(torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)).shape
+        torch.Size([])
+        >>> loss.memory_bank.bank_ptr.item()
+        4
+    """
+
+    size_without_width = 0
+
+    def __init__(
+        self,
+        temperature: float | None = None,
+        memory_bank_size: int | Sequence[int] = 0,
+        gather_distributed: bool = False,
+    ) -> None:
+        link_of(temperature)
+        if isinstance(memory_bank_size, int) and memory_bank_size > 0:
+            self.size_without_width, memory_bank_size = memory_bank_size, 0
+        super().__init__(1.0 if temperature is None else temperature, memory_bank_size, gather_distributed)
+        self.temperature = temperature
+
+    def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+        link = link_of(self.temperature)
+        if self.size_without_width:
+            size = (self.size_without_width, out1.shape[1])
+            self.memory_bank = MemoryBankModule(size, self.gather_distributed).to(out1.device)
+            self.size_without_width = 0
+        unit = normalize(out1.detach().float(), dim=1)
+        negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
+        if negatives is None:
+            return nt_xent(out0, out1, link=link, gather_distributed=self.gather_distributed)
+        return info_nce(out0, out1, negatives.T.to(out0.device), link=link)
+
+
+class DCLLoss(original.DCLLoss):
+    r"""`lightly.loss.DCLLoss`, the decoupled loss, with ``temperature=None`` by default.
+
+    The positive leaves the denominator, so an anchor's loss is the logarithm of S / p, with p the positive's
+    weight and S the sum of the negatives'. From NT-Xent, l = log((p + S) / p), this is
+    log(exp(l) - 1) = l + log(1 - exp(-l)), which has all digits for small l as for large ones.
+    A ``weight_fn`` w multiplies the positive's logit: -w log p + log S.
+
+    An anchor without negatives has loss 0, where lightly's is -inf. That is a batch of one, and a temperature
+    so low (0.02) that S / p is no longer a float32.
+
+    Args:
+        temperature: None for the log-odds, else lightly's loss.
+        weight_fn: called with the normalised views, [N, D] each; returns the weights of the first view's
+            positives, [N].
+        gather_distributed: contrast with the batches of all ranks; the value is that of the own rows.
+
+    Example:
+        >>> views = torch.eye(4, 8), torch.eye(4, 8) + 0.5 * torch.eye(4, 8).roll(1, 1)
+        >>> round(DCLLoss()(*views).item(), 4)
+        -0.7953
+    """
+
+    def __init__(
+        self,
+        temperature: float | None = None,
+        weight_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        gather_distributed: bool = False,
+    ) -> None:
+        link_of(temperature)
+        super().__init__(temperature, weight_fn, gather_distributed)
+
+    def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+        link = link_of(self.temperature)
+        coupled = nt_xent(out0, out1, link=link, reduction="none", gather_distributed=self.gather_distributed)
+        alone = coupled == 0
+        coupled = coupled.masked_fill(alone, 1)  # before the logarithm, which has no derivative at 0
+        losses = coupled + (-torch.expm1(-coupled)).log()
+        if self.weight_fn is not None:
+            views = normalize(out0, dim=1), normalize(out1, dim=1)
+            weights = torch.cat([self.weight_fn(*views), self.weight_fn(*views[::-1])])
+            positive = link.logit(*precision.chords(*precision.normalize(out0), *precision.normalize(out1)))
+            losses = losses + (1 - weights) * positive.repeat(2).to(losses.dtype)
+        return losses.masked_fill(alone, 0).mean()
+
+
+class DCLWLoss(DCLLoss):
+    """`lightly.loss.DCLWLoss`: :class:`DCLLoss` with lightly's von Mises-Fisher weights."""
+
+    def __init__(
+        self, temperature: float | None = None, sigma: float = 0.5, gather_distributed: bool = False
+    ) -> None:
+        weight_fn = original.DCLWLoss(sigma=sigma).weight_fn
+        super().__init__(temperature, weight_fn, gather_distributed)
+
+
+def temperature_free(loss: Any) -> Any:
+    """A copy of lightly's ``loss`` without its temperature; what is in its memory bank is kept."""
+    twins = {
+        original.NTXentLoss: NTXentLoss,
+        original.DCLLoss: DCLLoss,
+        original.DCLWLoss: DCLWLoss,
+    }
+    return as_twin(loss, twins, temperature=None)

@@ -1,0 +1,64 @@
+"""PyGCL's InfoNCE without a temperature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taufree import info_nce, nt_xent
+from taufree.integrations import as_twin, link_of, needs
+from taufree.integrations.masks import masked_losses
+
+with needs("PyGCL", "GCL"):
+    from GCL import losses as original
+
+
+class InfoNCE(original.InfoNCE):
+    """`GCL.losses.InfoNCE` with ``tau=None`` by default, for SingleBranchContrast and DualBranchContrast.
+
+    With ``intraview_negs=True`` DualBranchContrast gives the anchors as negatives too, and by its mask each
+    anchor is a negative of its own. Without a temperature that pair would outweigh all others, so it is left
+    out; with one it stays, as in PyGCL. BootstrapContrast and WithinEmbedContrast give no negatives, so
+    neither loss works there.
+
+    One positive a row at the same place and every other sample a negative, as in GRACE, is NT-Xent or InfoNCE
+    and costs no memory beyond the masks; any other masks are computed densely. A pair in both masks counts
+    once (in PyGCL twice), an anchor without a positive has loss 0 (in PyGCL NaN).
+
+    Args:
+        tau: None for the log-odds, else PyGCL's loss.
+    """
+
+    def __init__(self, tau: float | None = None) -> None:
+        link_of(tau)
+        super().__init__(tau)
+
+    def compute(
+        self, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """The mean loss of anchors [N, D] against samples [M, D], by masks [N, M]."""
+        n, m = len(anchor), len(sample)
+        for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
+            if not isinstance(mask, Tensor) or mask.shape != (n, m):
+                found = list(mask.shape) if isinstance(mask, Tensor) else mask
+                raise ValueError(f"{name} must have shape [{n}, {m}], got {found}.")
+        link, positives = link_of(self.tau), pos_mask != 0
+        candidates = positives | (neg_mask != 0)
+        intraview = m == 2 * n and torch.equal(sample[n:], anchor)
+        own = candidates[:, n:].diagonal() if intraview else candidates.new_zeros(0)
+        if self.tau is None:
+            own.fill_(False)
+        paired = positives[:, :n].diagonal().all() and positives.sum() == n
+        if paired and m == n and candidates.all():
+            return info_nce(anchor, sample, link=link)
+        if paired and intraview and not own.any() and candidates.sum() == n * (m - 1):
+            return nt_xent(anchor, sample[:n], link=link, reduction="none")[:n].mean()
+        return masked_losses(anchor, sample, positives, candidates, link).mean()
+
+
+def temperature_free(loss: original.InfoNCE) -> InfoNCE:
+    """A copy of ``loss`` without its temperature."""
+    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE}, tau=None)
+    return twin

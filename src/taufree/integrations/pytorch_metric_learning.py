@@ -1,0 +1,170 @@
+"""pytorch-metric-learning's contrastive losses without a temperature.
+
+Miners, reducers, regularizers, CrossBatchMemory, SelfSupervisedLoss and DistributedLossWrapper work with them
+as with the library's own. The only distance is CosineSimilarity, since a link takes a cosine.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from taufree import nt_xent, sup_con
+from taufree.backends.precision import result_dtype
+from taufree.integrations import as_twin, link_of, needs
+from taufree.integrations.masks import masked_losses, similarity
+from taufree.links import Link
+
+with needs("pytorch-metric-learning", "pytorch_metric_learning"):
+    from pytorch_metric_learning import losses as original
+    from pytorch_metric_learning.distances import CosineSimilarity
+    from pytorch_metric_learning.losses.base_loss_wrapper import BaseLossWrapper
+    from pytorch_metric_learning.utils import common_functions as c_f
+    from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+    from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs
+
+Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class _Free:
+    """What both losses share, a base before the original: the checks, and which pairs there are."""
+
+    temperature: float | None
+    distance: Any
+    zero_losses: Callable[[], dict[str, Any]]
+    all_pairs: Callable[..., Any]
+    some_pairs: Callable[..., Any]
+
+    def __init__(self, temperature: float | None = None, **kwargs: Any) -> None:
+        link_of(temperature)
+        super().__init__(temperature=temperature, **kwargs)  # type: ignore[call-arg]
+        _check_distance(self.distance)
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> dict[str, Any]:
+        c_f.labels_or_indices_tuple_required(labels, indices_tuple)
+        link, found = link_of(self.temperature), None
+        if indices_tuple is None and ref_emb is embeddings and ref_labels is labels:
+            assert labels is not None
+            _, groups, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+            if len(counts) > 1 and counts.max() > 1:
+                found = self.all_pairs(embeddings, groups, counts, link)
+        if found is None:
+            pairs: Pairs = convert_to_pairs(indices_tuple, labels, ref_labels)
+            few = not len(pairs[0]) or not len(pairs[2]) or all(len(x) <= 1 for x in pairs)
+            if few:  # the library's own rule, one positive and one negative pair included
+                return self.zero_losses()
+            found = self.some_pairs(embeddings, ref_emb, pairs, link)
+        losses, indices = found
+        kind = "pos_pair" if isinstance(indices, tuple) else "element"
+        return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind}}
+
+
+class NTXentLoss(_Free, original.NTXentLoss):
+    """`losses.NTXentLoss` with ``temperature=None`` by default.
+
+    Each pair of an anchor a and a positive p has the loss log(1 + S / w), with w the pair's weight and S the
+    sum over the negatives of a; other positives of a take no part. Time and memory grow with the number of
+    pairs, where the original's grow with positive pairs times negative pairs. Two rows a label, as
+    SelfSupervisedLoss gives them, are NT-Xent and cost memory linear in the batch.
+
+    Args:
+        temperature: None for the log-odds, else the original's loss.
+        kwargs: those of the original: reducer, embedding_regularizer, ...
+
+    Example:
+        >>> loss = NTXentLoss()
+        >>> round(loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item(), 4)
+        1.0986
+    """
+
+    def all_pairs(
+        self, embeddings: Tensor, groups: Tensor, counts: Tensor, link: Link
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
+        """Losses of all pairs [P] and the pairs, if every label occurs twice."""
+        if not (counts == 2).all():
+            return None
+        order = groups.argsort()
+        first, second = order[::2], order[1::2]
+        losses = nt_xent(embeddings[first], embeddings[second], link=link, reduction="none")
+        return losses, (torch.cat([first, second]), torch.cat([second, first]))
+
+    def some_pairs(
+        self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs, link: Link
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Losses of the positive pairs [P] and the pairs; a pair that is listed twice counts twice."""
+        a1, p, a2, n = pairs
+        gap, rise = similarity(embeddings, ref_emb)
+        positive, negative = (
+            link.logit((rise[at] - gap[at]) / 2, gap[at], rise[at]) for at in ((a1, p), (a2, n))
+        )
+        top = negative.new_full((len(gap),), -torch.inf).scatter_reduce(0, a2, negative.detach(), "amax")
+        none = top == -torch.inf
+        top = top.masked_fill(none, 0)
+        total = torch.zeros_like(top).index_add(0, a2, (negative - top[a2]).exp())
+        total = (total.masked_fill(none, 1).log() + top).masked_fill(none, -torch.inf)
+        losses = softplus(total[a1] - positive, threshold=700)  # exact below, and exp overflows at 709
+        return losses.to(result_dtype(embeddings, ref_emb)), (a1, p)
+
+
+class SupConLoss(_Free, original.SupConLoss):
+    """`losses.SupConLoss` with ``temperature=None`` by default.
+
+    Without a miner and without ``ref_emb`` it is :func:`taufree.sup_con`, at memory linear in the batch.
+
+    Args:
+        temperature: None for the log-odds, else the original's loss.
+        kwargs: those of the original: reducer, embedding_regularizer, ...
+
+    Example:
+        >>> loss = SupConLoss()
+        >>> round(loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item(), 4)
+        1.0986
+    """
+
+    def all_pairs(
+        self, embeddings: Tensor, groups: Tensor, counts: Tensor, link: Link
+    ) -> tuple[Tensor, Tensor]:
+        """Losses of all anchors [N], and their indices."""
+        losses = sup_con(embeddings, groups, link=link, reduction="none")
+        return losses, c_f.torch_arange_from_size(embeddings)
+
+    def some_pairs(
+        self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs, link: Link
+    ) -> tuple[Tensor, Tensor]:
+        """Losses of all anchors [N], and their indices; a pair that is listed twice counts once."""
+        shape = len(embeddings), len(ref_emb)
+        positives = torch.zeros(shape, dtype=torch.bool, device=embeddings.device)
+        candidates = torch.zeros_like(positives)
+        positives[pairs[0], pairs[1]] = True
+        candidates[pairs[2], pairs[3]] = True
+        losses = masked_losses(embeddings, ref_emb, positives, positives | candidates, link)
+        return losses, c_f.torch_arange_from_size(embeddings)
+
+
+def temperature_free(loss: Any) -> Any:
+    """A copy of the library's ``loss``, which a wrapper may hold, without its temperature."""
+    if isinstance(loss, (BaseLossWrapper, DistributedLossWrapper)):
+        found = copy.deepcopy(loss)
+        found.loss = temperature_free(found.loss)
+        return found
+    twins = {original.NTXentLoss: NTXentLoss, original.SupConLoss: SupConLoss}
+    found = as_twin(loss, twins, temperature=None)
+    _check_distance(found.distance)
+    return found
+
+
+def _check_distance(distance: Any) -> None:
+    if not isinstance(distance, CosineSimilarity) or distance.power != 1:
+        raise ValueError(f"distance must be CosineSimilarity() with power 1, got {type(distance).__name__}.")

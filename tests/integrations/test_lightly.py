@@ -1,0 +1,117 @@
+"""The drop-ins for lightly, beside the real ones."""
+
+import copy
+
+import lightly.loss as original
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from taufree import info_nce, nt_xent
+from taufree.integrations.lightly import DCLLoss, DCLWLoss, NTXentLoss
+from tests.test_equivalence import agree, rows
+
+A, B = rows(9, 6), rows(9, 6, seed=1)
+
+
+def distance(a, b):
+    return 1 + (a - b).square().sum(1)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_nt_xent_with_a_temperature_is_lightlys(tau):
+    agree(NTXentLoss(tau)(A, B), original.NTXentLoss(tau)(A, B), A, B)
+    torch.testing.assert_close(NTXentLoss(tau)(A, B), NTXentLoss(tau)(B, A))
+
+
+def test_nt_xent_without_is_free():
+    torch.testing.assert_close(NTXentLoss()(A, B), nt_xent(A, B))
+    bank = NTXentLoss(memory_bank_size=(7, 6))
+    negatives = bank.memory_bank.bank.clone()
+    torch.testing.assert_close(bank(A, B), info_nce(A, B, negatives))
+
+
+def test_the_memory_bank_is_lightlys():
+    theirs = original.NTXentLoss(0.2, memory_bank_size=(20, 6))
+    ours = NTXentLoss(0.2, memory_bank_size=(20, 6))
+    assert type(ours.memory_bank) is type(theirs.memory_bank)
+    assert dict(ours.named_buffers()).keys() == dict(theirs.named_buffers()).keys()
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.memory_bank = copy.deepcopy(theirs.memory_bank)
+    for step in range(4):  # the last batches do not fit, and start anew
+        a, b = rows(9, 6, seed=2 * step), rows(9, 6, seed=2 * step + 1)
+        agree(ours(a, b), theirs(a, b), a, b)
+        torch.testing.assert_close(ours.memory_bank.bank, theirs.memory_bank.bank)
+        assert ours.memory_bank.bank_ptr.item() == theirs.memory_bank.bank_ptr.item()
+    before = ours.memory_bank.bank.clone()
+    ours(A.detach(), B.detach())
+    assert ours.memory_bank.bank.equal(before)  # an evaluation leaves no trace
+
+
+def test_a_size_alone_takes_the_width_of_the_first_batch():
+    loss = NTXentLoss(memory_bank_size=20)
+    for _ in range(2):
+        loss(A, B)
+    assert loss.memory_bank.bank.shape == (20, 6)
+    assert loss.memory_bank.bank_ptr.item() == 18
+    torch.testing.assert_close(loss.memory_bank.bank[:9], normalize(B.detach()))
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="must be a positive number, got 0"):
+        NTXentLoss(temperature=0)
+    with pytest.raises(ValueError, match="non-negative"):
+        NTXentLoss(memory_bank_size=-1)
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+@pytest.mark.parametrize("weight", [None, distance], ids=["plain", "weighted"])
+def test_dcl_with_a_temperature_is_lightlys(tau, weight):
+    agree(DCLLoss(tau, weight)(A, B), original.DCLLoss(tau, weight)(A, B), A, B)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("sigma", [0.3, 0.5])
+def test_dclw_with_a_temperature_is_lightlys(sigma):
+    agree(DCLWLoss(0.2, sigma)(A, B), original.DCLWLoss(0.2, sigma)(A, B), A, B)
+
+
+def odds(u, v, delta=1e-4):
+    c = normalize(u, dim=1) @ normalize(v, dim=1).T
+    return (1 + c + delta) / (1 - c + delta)
+
+
+def decoupled(a, b, weight=1.0):
+    """The free loss written down: -w log(positive) + log(sum of the negatives), the mean over both views."""
+    same = torch.eye(len(a), dtype=torch.bool)
+    losses = []
+    for one, other in ((a, b), (b, a)):
+        across, within = odds(one, other), odds(one, one)
+        negatives = across.masked_fill(same, 0).sum(1) + within.masked_fill(same, 0).sum(1)
+        losses.append(negatives.log() - weight * across.diagonal().log())
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4], ids=["far", "near", "almost equal"])
+def test_dcl_without_is_free(spread):
+    a = rows(9, 64).double().detach().requires_grad_()
+    b = (a + spread * rows(9, 64, seed=1)).detach().requires_grad_()
+    expected = decoupled(a, b)
+    agree(DCLLoss()(a, b), expected, a, b)
+    half = DCLLoss(weight_fn=lambda x, y: x.new_full((9,), 0.5))
+    agree(half(a, b), decoupled(a, b, 0.5), a, b)
+    single = DCLLoss()(a.float(), b.float())
+    torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dcl_is_finite_where_lightlys_is_not():
+    a, b = rows(1, 6), rows(1, 6, seed=1)
+    assert original.DCLLoss()(a, b) == -torch.inf
+    loss = DCLLoss(weight_fn=distance)(a, b)
+    assert loss == 0
+    assert all((grad == 0).all() for grad in torch.autograd.grad(loss, (a, b)))
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], requires_grad=True)
+    loss = DCLLoss()(opposite, opposite.detach().clone())
+    assert torch.isfinite(loss)
+    assert torch.isfinite(torch.autograd.grad(loss, opposite)[0]).all()
+    assert torch.isnan(DCLLoss()(a.repeat(2, 1) * torch.nan, b.repeat(2, 1)))

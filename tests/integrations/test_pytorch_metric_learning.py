@@ -1,0 +1,174 @@
+"""The drop-ins for pytorch-metric-learning, beside the real ones and with the rest of the library."""
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+
+from taufree import nt_xent, sup_con
+from taufree.integrations.pytorch_metric_learning import NTXentLoss, SupConLoss
+from tests.largest import Largest
+from tests.test_equivalence import agree, rows
+
+Z, REF = rows(24, 6), rows(30, 6, seed=1)
+LABELS = torch.randint(0, 6, (24,), generator=torch.Generator().manual_seed(2))
+LABELS[0] = 99  # an anchor without a positive
+REF_LABELS = torch.randint(0, 6, (30,), generator=torch.Generator().manual_seed(3))
+PAIRS = torch.arange(12).repeat(2)
+BOTH = pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(NTXentLoss, losses.NTXentLoss), (SupConLoss, losses.SupConLoss)],
+    ids=["ntxent", "supcon"],
+)
+
+
+@BOTH
+@pytest.mark.parametrize("labels", [LABELS, PAIRS, torch.arange(24) // 12, LABELS.float()])
+def test_all_pairs(ours, theirs, labels):
+    agree(ours(0.1)(Z, labels), theirs(0.1)(Z, labels), Z)
+
+
+@BOTH
+def test_a_reference_set(ours, theirs):
+    agree(ours(0.1)(Z, LABELS, None, REF, REF_LABELS), theirs(0.1)(Z, LABELS, None, REF, REF_LABELS), Z, REF)
+    itself = {"ref_emb": Z, "ref_labels": LABELS.flip(0)}
+    agree(ours(0.1)(Z, LABELS, **itself), theirs(0.1)(Z, LABELS, **itself), Z)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "miner", [miners.MultiSimilarityMiner(0.2), miners.BatchHardMiner(), miners.TripletMarginMiner()]
+)
+def test_miners(ours, theirs, miner):
+    found = miner(Z, LABELS)
+    assert len(found[0]) > 1
+    agree(ours(0.1)(Z, LABELS, found), theirs(0.1)(Z, LABELS, found), Z)
+    agree(ours(0.1)(Z, indices_tuple=found), theirs(0.1)(Z, indices_tuple=found), Z)  # no labels at all
+    found = miner(Z, LABELS, REF, REF_LABELS)
+    agree(
+        ours(0.1)(Z, LABELS, found, REF, REF_LABELS), theirs(0.1)(Z, LABELS, found, REF, REF_LABELS), Z, REF
+    )
+
+
+REDUCERS = [
+    reducers.MeanReducer(),
+    reducers.ThresholdReducer(low=1.0),
+    reducers.ClassWeightedReducer(torch.linspace(0.5, 2.0, 12)),
+]
+
+
+@pytest.mark.parametrize("labels", [LABELS % 6, PAIRS])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "reducer"),
+    [
+        *((SupConLoss, losses.SupConLoss, reducer) for reducer in REDUCERS),
+        *((NTXentLoss, losses.NTXentLoss, reducer) for reducer in REDUCERS),
+        (NTXentLoss, losses.NTXentLoss, reducers.PerAnchorReducer()),  # of pairs only
+    ],
+)
+def test_reducers_and_regularizers(ours, theirs, labels, reducer):
+    options = {"reducer": reducer}
+    agree(ours(0.1, **options)(Z, labels), theirs(0.1, **options)(Z, labels), Z)
+    options["embedding_regularizer"] = regularizers.LpRegularizer()
+    options["reducer"] = reducers.MultipleReducers(
+        {"loss": reducer, "embedding_reg_loss": reducers.MeanReducer()}
+    )
+    agree(ours(0.1, **options)(Z, labels), theirs(0.1, **options)(Z, labels), Z)
+
+
+@BOTH
+def test_cross_batch_memory(ours, theirs):
+    kinds = [losses.CrossBatchMemory(kind(0.1), 6, memory_size=40) for kind in (ours, theirs)]
+    for step in range(3):  # the third batch starts over in the memory
+        z = rows(16, 6, seed=step)
+        labels = torch.randint(0, 5, (16,), generator=torch.Generator().manual_seed(step))
+        agree(*(kind(z, labels) for kind in kinds), z)
+
+
+@BOTH
+def test_self_supervised(ours, theirs):
+    a, b = rows(9, 6), rows(9, 6, seed=1)
+    for options in ({}, {"symmetric": False}):
+        wrapped = [losses.SelfSupervisedLoss(kind(0.1), **options) for kind in (ours, theirs)]
+        agree(*(kind(a, b) for kind in wrapped), a, b)
+
+
+@BOTH
+def test_nothing_to_contrast_is_zero(ours, theirs):
+    one = torch.tensor([0])
+    for call in (
+        lambda loss: loss(Z, torch.zeros(24)),  # no negatives
+        lambda loss: loss(Z, torch.arange(24)),  # no positives
+        lambda loss: loss(
+            Z, indices_tuple=(one, one + 1, one, one + 2)
+        ),  # one pair of each: the library's rule
+        lambda loss: loss(Z[:1], one),
+    ):
+        found, expected = call(ours()), call(theirs())
+        assert found == expected == 0
+        assert (torch.autograd.grad(found, Z)[0] == 0).all()
+
+
+def test_without_a_temperature_they_are_free():
+    torch.testing.assert_close(SupConLoss()(Z, LABELS), sup_con(Z, LABELS))
+    torch.testing.assert_close(NTXentLoss()(Z, PAIRS), nt_xent(Z[:12], Z[12:]))
+
+
+@pytest.mark.parametrize("loss", [NTXentLoss(), SupConLoss()], ids=["ntxent", "supcon"])
+def test_the_ways_of_the_free_loss_agree(loss):
+    """All pairs, by the core where it has them, and the same pairs as a miner would list them."""
+    same = PAIRS[:, None] == PAIRS
+    listed = (*torch.where(same & ~torch.eye(24, dtype=torch.bool)), *torch.where(~same))
+    agree(loss(Z, PAIRS), loss(Z, PAIRS, listed), Z)
+
+
+def test_free_nt_xent_of_pairs_is_its_formula():
+    z = torch.nn.functional.normalize(Z.detach().double(), dim=1)
+    weight = (1 + z @ z.T + 1e-4) / (1 - z @ z.T + 1e-4)
+    labels, expected = LABELS.tolist(), []
+    for a in range(24):
+        negatives = sum(weight[a, n] for n in range(24) if labels[n] != labels[a])
+        expected += [
+            torch.log1p(negatives / weight[a, p]) for p in range(24) if p != a and labels[p] == labels[a]
+        ]
+    torch.testing.assert_close(NTXentLoss()(Z.double(), LABELS), torch.stack(expected).mean())
+
+
+@pytest.mark.parametrize("loss", [NTXentLoss(), SupConLoss()], ids=["ntxent", "supcon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_duplicates_and_zeros_are_finite(loss, dtype):
+    z = torch.cat([Z[:4], Z[:4], -Z[:4], torch.zeros(2, 6)]).to(dtype).detach().requires_grad_()
+    labels = torch.arange(14) % 5
+    for value in (loss(z, labels), loss(z, labels, ref_emb=z.detach().clone(), ref_labels=labels)):
+        assert torch.isfinite(value)
+        assert torch.isfinite(torch.autograd.grad(value, z)[0]).all()
+
+
+def test_memory():
+    n = 256
+    z, pairs = rows(n, 8), torch.arange(n // 2).repeat(2)
+    some = miners.BatchHardMiner()(z, pairs)
+    for loss in (NTXentLoss(), SupConLoss()):
+        with Largest() as most:
+            loss(z, pairs, some).backward()
+        assert most.numel == n * n
+        with Largest() as most:
+            loss(z, torch.arange(n) % 9 % 8, ref_emb=z, ref_labels=torch.arange(n) % 9)
+        assert most.numel <= 2 * n * n  # two indices of each pair
+    with Largest() as most:
+        losses.NTXentLoss()(z, pairs)
+    assert most.numel > n**3 / 2  # the original, so that the assertions above mean something
+    n = 2048
+    z, pairs = rows(n, 8), torch.arange(n // 2).repeat(2)
+    for loss in (NTXentLoss(), SupConLoss()):
+        loss(z, pairs)  # whatever is made once and for all
+        with Largest() as most:
+            loss(z, pairs).backward()
+        assert most.numel <= 2**18  # a tile
+
+
+def test_another_distance_is_refused():
+    for kind in (NTXentLoss, SupConLoss):
+        with pytest.raises(ValueError, match=r"distance must be CosineSimilarity.* got LpDistance"):
+            kind(distance=distances.LpDistance())
+        with pytest.raises(ValueError, match="must be a positive number, got -1"):
+            kind(-1)

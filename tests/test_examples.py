@@ -1,0 +1,41 @@
+"""The examples, run as a reader would, for a short time."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.photographs import write_folder
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def scores(monkeypatch, capsys):
+    """Runs an example with options; the percentages before and after the training that it prints."""
+
+    def run(name, *options):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, options)])
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return [float(x) for x in re.findall(r"(?:before|after): ([\d.]+) %", capsys.readouterr().out)]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("simclr", ["--epochs", 2]), ("graph", ["--epochs", 60]), ("graph", ["--epochs", 60, "--tau", 0.5])],
+)
+def test_training_helps(scores, name, options):
+    before, after = scores(name, *options)
+    assert after > before
+
+
+def test_simclr_reads_folders_of_photographs(scores, tmp_path):
+    write_folder(tmp_path / "train", 12)
+    write_folder(tmp_path / "val", 4)
+    found = scores("simclr", "--data", tmp_path, "--size", 32, "--batch-size", 8, "--epochs", 1)
+    assert all(0 <= share <= 100 for share in found)
+    assert len(found) == 2
