@@ -33,10 +33,10 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
 
     negatives, in_batch = [], None
     if contrast.in_batch:
-        in_batch = _logits(link, *similarity(*u, *v), left_out)
+        in_batch = masked_logits(link, *similarity(*u, *v), left_out)
         negatives.append(in_batch)
     if contrast.queue is not None:
-        negatives.append(_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
+        negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
     if contrast.own_negatives is not None:
         own = normalize(contrast.own_negatives)
         negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
@@ -51,7 +51,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     return losses
 
 
-def _logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
+def masked_logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
     """Logits of a matrix of similarities; a pair that is left out leaves before the link (its cosine
     reads 0), or an infinite slope at c = 1 would meet the zero of the mask as NaN."""
     if left_out is None:
