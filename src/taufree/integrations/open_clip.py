@@ -76,7 +76,7 @@ class ClipLoss(open_clip.ClipLoss):  # type: ignore[misc]
         several = self.world_size > 1
         if several and not distributed.active():
             raise ValueError(
-                f"world_size={self.world_size} needs torch.distributed.init_process_group() with as many ranks."
+                f"world_size={self.world_size} needs torch.distributed.init_process_group() on all ranks."
             )
         loss = info_nce(image_features, text_features, symmetric=True, gather_distributed=several)
         for unused in (logit_scale, logit_bias):

@@ -18,11 +18,12 @@ from taufree.functional import info_nce, nt_xent
 from taufree.links import Link, LogOdds, Temperature
 
 try:
-    from sentence_transformers import losses, util
+    from sentence_transformers import util
+    from sentence_transformers.sentence_transformer import losses
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"taufree.integrations.sentence_transformers needs {error.name}: "
-        'pip install "sentence-transformers[train]>=5.3"',
+        'pip install "sentence-transformers[train]>=5.4"',
         name=error.name,
     ) from error
 
