@@ -60,6 +60,7 @@ def trained(folder, function, data, **arguments):
             max_grad_norm=0.0,
             use_cpu=True,
             remove_unused_columns=False,
+            label_names=["labels"],
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
