@@ -6,8 +6,8 @@
 
 Pairs of the training set with a score of at least ``--least`` are positives, the other pairs of a batch
 negatives: sentence-transformers' MultipleNegativesRankingLoss in its own trainer. The metric is the Spearman
-correlation of cosine and score, x 100. Runs of one seed see the same batches and the same dropout. Writes one line
-of JSON per run.
+correlation of cosine and score, x 100. Runs of one seed see the same batches and the same dropout. Writes one
+line of JSON per run.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from taufree.experiments.link_names import describe, parse_links, temperature_of
 from taufree.experiments.summary import difference, spreads
 from taufree.integrations.sentence_transformers import MultipleNegativesRankingLoss
 
+SETTINGS = ("least", "batch_size", "learning_rate", "epochs")
 RESULTS = Path(__file__).parent / "results" / "stsb.jsonl"
 
 
@@ -65,7 +66,6 @@ def train(
     before = before or spearman(model, chosen.data)
     pairs = [pair[:2] for pair in read(chosen.data, "train") if pair[2] >= chosen.least]
     tau = temperature_of(link)
-    settings = {name: getattr(chosen, name) for name in ("least", "batch_size", "learning_rate", "epochs")}
     with tempfile.TemporaryDirectory() as folder:
         trainer = SentenceTransformerTrainer(
             model=model,
@@ -94,7 +94,7 @@ def train(
         "recipe": "stsb",
         "link": link,
         "seed": seed,
-        "settings": {**settings, "pairs": len(pairs)},
+        "settings": {name: getattr(chosen, name) for name in SETTINGS},
         "metrics": spearman(model, chosen.data),
         "before": before,
         "seconds": round(time.monotonic() - started, 1),
@@ -150,11 +150,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="only print the table")
     chosen = parser.parse_args()
-    lines = (
-        [json.loads(line) for line in chosen.results.read_text().splitlines()]
-        if chosen.results.exists()
-        else []
-    )
+    lines = [json.loads(line) for line in chosen.results.open()] if chosen.results.exists() else []
+    lines = [
+        line for line in lines if all(line["settings"][name] == getattr(chosen, name) for name in SETTINGS)
+    ]
     done = {(line["link"], line["seed"]) for line in lines}
     for seed in range(0 if chosen.table else chosen.seeds):
         for link in chosen.links:
@@ -162,7 +161,8 @@ def main() -> None:
                 lines.append(train(chosen, link, seed, lines[0]["before"] if lines else None))
                 with chosen.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
-    table(lines)
+    if lines:
+        table(lines)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ DIRECTIONS = [
     ("query_to_doc", *extra) for count in range(4) for extra in itertools.combinations(EXTRA, count)
 ]
 MODES = ("in_batch_negatives", "hard_negatives", "all_negatives")
-SETTINGS = [{"directions": directions} for directions in DIRECTIONS]
-SETTINGS += [
+PLAIN = [{"directions": directions} for directions in DIRECTIONS]
+PLAIN += [
     {"directions": DIRECTIONS[2], "partition_mode": "per_direction"},
     {"partition_mode": "per_direction"},
 ]
-SETTINGS += [
+HARDER = [
     {"directions": directions, "hardness_mode": mode, "hardness_strength": 3.0}
     for directions, mode in itertools.product((DIRECTIONS[0], DIRECTIONS[-1]), MODES)
 ]
