@@ -56,7 +56,7 @@ def trained(folder, function, data, **arguments):
             per_device_train_batch_size=4,
             per_device_eval_batch_size=ROWS,
             gradient_accumulation_steps=3,
-            num_train_epochs=1,
+            max_steps=2,
             max_grad_norm=0.0,
             use_cpu=True,
             remove_unused_columns=False,
