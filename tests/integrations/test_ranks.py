@@ -8,6 +8,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
 from taufree.integrations import lightly as for_lightly
 from taufree.integrations import pytorch_metric_learning as for_pairs
+from tests.integrations.rank_checks import SETTINGS, everything
 from tests.test_distributed import start
 from tests.test_equivalence import rows
 
@@ -50,9 +51,13 @@ def work(rank, world):
     return found
 
 
+def both(rank, world):
+    return {**work(rank, world), **everything(rank, world)}
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return start(work, [2], tmp_path_factory.mktemp("ranks"))[2]
+    return start(both, [2], tmp_path_factory.mktemp("ranks"))[2]
 
 
 @pytest.mark.parametrize("name", [*CASES, "bank"])
@@ -71,3 +76,16 @@ def test_without_they_are_one_process_on_the_whole_batch(ranks, name):
     for number in range(2):
         found = torch.cat([torch.tensor(rank[f"{name}, free"][number]) for rank in ranks])
         torch.testing.assert_close(found / 2, expected[number])  # which DDP's averaging divides by the ranks
+
+
+@pytest.mark.parametrize("scale", [20.0, None])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_gradients_of_sentence_embeddings(ranks, settings, scale):
+    """With a scale those of the library on the same ranks, without those of one process."""
+    for found in ranks:
+        assert max(found["ranking"][f"{settings}, {scale}"]) < 1e-5
+
+
+def test_clip_trains_under_ddp_as_one_process_on_the_whole_batch(ranks):
+    for found in ranks:
+        assert max(found["clip"]) < 1e-6

@@ -86,7 +86,7 @@ def needs(package: str, module: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = package if error.name == module else error.name
+        missing = package if str(error.name).partition(".")[0] == module else error.name
         raise ModuleNotFoundError(
             f"this drop-in needs {package}, but there is no module {error.name}: pip install {missing}",
             name=error.name,

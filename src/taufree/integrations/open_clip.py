@@ -1,0 +1,100 @@
+"""open_clip's ``ClipLoss`` without a temperature: give it to the training loop in place of the original."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree import distributed
+from taufree.functional import info_nce
+from taufree.integrations import needs
+
+with needs("open_clip_torch", "open_clip"):
+    import open_clip
+
+
+class ClipLoss(open_clip.ClipLoss):
+    """CLIP's loss, the mean of image-to-text and text-to-image, on the log-odds of the cosines.
+
+    The arguments are open_clip's, and one more. Over several ranks the gradient is always that of one process
+    on the whole batch, whatever ``local_loss`` and ``gather_with_grad`` say, and no rank holds the matrix of
+    all pairs.
+
+    Args:
+        local_loss, gather_with_grad, cache_labels, rank: accepted; they only matter with the learned scale.
+        world_size: more than 1 contrasts with the batches of all ranks.
+        use_horovod: possible only with the learned scale.
+        use_logit_scale: True is open_clip's own loss, with the scale that the model learns, to compare with.
+
+    Shape:
+        image_features, text_features: [N, D]. The loss is a scalar; with ``output_dict`` it is under the key
+        "contrastive_loss". ``logit_scale`` and ``logit_bias`` change nothing and get a gradient of zero.
+
+    Example:
+        >>> loss = ClipLoss()
+        >>> output = {"image_features": torch.eye(4), "text_features": torch.eye(4)}
+        >>> value = loss(**output, logit_scale=torch.tensor(14.3), output_dict=True)["contrastive_loss"]
+        >>> value.item() < 1e-3
+        True
+    """
+
+    def __init__(
+        self,
+        local_loss: bool = False,
+        gather_with_grad: bool = False,
+        cache_labels: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        use_horovod: bool = False,
+        use_logit_scale: bool = False,
+    ) -> None:
+        super().__init__(local_loss, gather_with_grad, cache_labels, rank, world_size, use_horovod)
+        self.use_logit_scale = use_logit_scale
+        if use_horovod and world_size > 1 and not use_logit_scale:
+            raise ValueError(
+                "use_horovod must be False, since the batches are gathered by torch.distributed."
+            )
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor | None = None,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+    ) -> Tensor | dict[str, Tensor]:
+        if self.use_logit_scale:
+            bias = {} if logit_bias is None else {"logit_bias": logit_bias}  # unknown to older versions
+            found: Tensor | dict[str, Tensor] = super().forward(
+                image_features, text_features, logit_scale, **bias, output_dict=output_dict
+            )
+            return found
+        several = self.world_size > 1
+        if several and not distributed.active():
+            raise ValueError(
+                f"world_size={self.world_size} needs torch.distributed.init_process_group() on all ranks."
+            )
+        loss = info_nce(image_features, text_features, symmetric=True, gather_distributed=several)
+        for unused in (logit_scale, logit_bias):
+            loss = _attach(loss, unused)
+        return {"contrastive_loss": loss} if output_dict else loss
+
+
+def temperature_free(loss: open_clip.ClipLoss) -> ClipLoss:
+    """The twin of an open_clip ``ClipLoss``, with its settings and without its temperature."""
+    if type(loss) not in (open_clip.ClipLoss, ClipLoss):
+        raise TypeError(f"loss must be an open_clip ClipLoss, got {type(loss).__name__}.")
+    names = ("local_loss", "gather_with_grad", "cache_labels", "rank", "world_size", "use_horovod")
+    return ClipLoss(**{name: getattr(loss, name) for name in names})
+
+
+def _attach(loss: Tensor, unused: Tensor | None) -> Tensor:
+    """The loss, with a gradient of zero for ``unused``.
+
+    DistributedDataParallel waits for a gradient of every parameter. Adding ``0 * unused`` would turn an
+    infinite scale into NaN; a choice never looks at what it does not take.
+    """
+    if unused is None:
+        return loss
+    yes = torch.ones((), dtype=torch.bool, device=loss.device)
+    return torch.where(yes, loss, unused.sum().to(loss))

@@ -1,0 +1,188 @@
+"""sentence-transformers' ranking losses without a temperature, for its own trainer.
+
+The usual settings are computed by the core, in linear memory; the rest (:func:`_dense`) on the matrix of all
+pairs, as in the library.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from taufree.backends.precision import normalize, result_dtype, similarity
+from taufree.backends.reference import masked_logits
+from taufree.functional import info_nce, nt_xent
+from taufree.integrations import needs
+from taufree.links import Link, LogOdds, Temperature
+
+with needs("sentence-transformers", "sentence_transformers"):
+    from sentence_transformers import util
+    from sentence_transformers.sentence_transformer import losses
+
+CITATION = """
+@misc{kim2025temperaturefree,
+    title={Temperature-Free Loss Function for Contrastive Learning},
+    author={Bum Jun Kim and Sang Woo Kim},
+    year={2025},
+    eprint={2501.17683},
+    archivePrefix={arXiv},
+    primaryClass={cs.LG}
+}
+"""
+BOTH = {"query_to_doc", "doc_to_query"}
+ALL = {*BOTH, "query_to_query", "doc_to_doc"}
+
+
+class _Free:
+    """What both losses say of themselves, and their loss of given embeddings."""
+
+    scale: float | None
+
+    def __init__(self, model: nn.Module, scale: float | None = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(model, 1.0 if scale is None else scale, *args, **kwargs)  # type: ignore[call-arg]
+        self.scale = scale
+        if scale is None and not self.by_cosine:
+            raise ValueError(
+                "similarity_fct must be cos_sim without a scale: log-odds are those of a cosine."
+            )
+
+    @property
+    def by_cosine(self) -> bool:
+        return getattr(self, "similarity_fct", None) is util.cos_sim
+
+    @property
+    def temperature(self) -> float | None:
+        return None if self.scale is None else 1 / self.scale
+
+    @property
+    def citation(self) -> str:
+        theirs: str = super().citation  # type: ignore[misc]
+        return theirs if self.scale is not None else theirs + CITATION
+
+    def get_config_dict(self) -> dict[str, Any]:
+        link = LogOdds() if self.scale is None else Temperature(1 / self.scale)
+        return {**super().get_config_dict(), "link": repr(link)}  # type: ignore[misc]
+
+
+class MultipleNegativesRankingLoss(_Free, losses.MultipleNegativesRankingLoss):
+    """The library's loss with the same arguments, on the log-odds of the cosines.
+
+    Args:
+        model: a SentenceTransformer.
+        scale: None for the loss without temperature; a number is the library's loss, of temperature 1/scale.
+        args, kwargs: the library's further arguments: ``similarity_fct`` (cos_sim if there is no scale),
+            ``gather_across_devices``, ``directions``, ``partition_mode``, ``hardness_mode`` and
+            ``hardness_strength``. Hardness adds strength x cosine to a logit here too.
+
+    With ``gather_across_devices`` the value is, for the usual settings, the mean over all ranks, where the
+    library's is that over own rows; gradients after DDP's averaging are the same.
+    """
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
+        if not self.by_cosine:
+            found: Tensor = super().compute_loss_from_embeddings(embeddings, labels)
+            return found
+        return _loss(self, embeddings)
+
+
+class CachedMultipleNegativesRankingLoss(_Free, losses.CachedMultipleNegativesRankingLoss):
+    """The library's loss for batches larger than the memory, on the log-odds of the cosines.
+
+    Args:
+        model, scale: as those of :class:`MultipleNegativesRankingLoss`.
+        args, kwargs: the library's further arguments, ``mini_batch_size`` among them.
+    """
+
+    def calculate_loss(self, reps: list[list[Tensor]], *args: Any, **kwargs: Any) -> Tensor:
+        if not self.by_cosine:
+            found: Tensor = super().calculate_loss(reps, *args, **kwargs)
+            return found
+        loss = _loss(self, [torch.cat(chunks) for chunks in reps])
+        if not kwargs.get("with_backward", False):
+            return loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+TWINS: dict[Any, Any] = {
+    losses.MultipleNegativesRankingLoss: MultipleNegativesRankingLoss,
+    losses.CachedMultipleNegativesRankingLoss: CachedMultipleNegativesRankingLoss,
+}
+
+
+def temperature_free(loss: nn.Module) -> nn.Module:
+    """The twin of a ranking loss, with its model and its settings and without its scale."""
+    original = next((kind for kind, twin in TWINS.items() if type(loss) in (kind, twin)), None)
+    if original is None:
+        known = " or ".join(kind.__name__ for kind in TWINS)
+        raise TypeError(f"loss must be a {known}, got {type(loss).__name__}.")
+    kept = inspect.signature(original).parameters.keys() - {"scale"}
+    twin: nn.Module = TWINS[original](**{name: getattr(loss, name) for name in kept})
+    return twin
+
+
+def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
+    """The loss of queries, their documents, and any number of hard negatives for each, all [N, D].
+
+    With Z_d the sum of the weights over direction d and w the positive's weight, a direction's loss is
+    log(Z_d / w); one softmax over two directions is log((Z_1 + Z_2) / w), the logaddexp of their losses.
+    """
+    if len(embeddings) < 2:
+        raise ValueError(
+            f"embeddings must hold queries and documents at least, got {len(embeddings)} columns."
+        )
+    link = LogOdds() if settings.scale is None else Temperature(1 / settings.scale)
+    query, doc, *hard = embeddings
+    directions = set(settings.directions)
+    harder = settings.hardness_mode is not None and settings.hardness_strength > 0
+    if harder or not (directions <= BOTH or (directions == ALL and not hard)):
+        return _dense(settings, query, [doc, *hard], link)
+    options: dict[str, Any] = {"link": link, "gather_distributed": settings.gather_across_devices}
+    if directions == ALL:
+        forward, backward = nt_xent(query, doc, reduction="none", **options).chunk(2)
+        return torch.logaddexp(forward, backward).mean()
+    negatives = torch.cat(hard) if hard else None
+    if directions == BOTH and settings.partition_mode == "joint":
+        forward = info_nce(query, doc, negatives, in_batch=True, reduction="none", **options)
+        backward = info_nce(doc, query, reduction="none", **options)
+        return torch.logaddexp(forward, backward).mean()
+    return info_nce(query, doc, negatives, in_batch=True, symmetric=directions == BOTH, **options)
+
+
+def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tensor:
+    """The same for any directions and hardness: own queries against everyone's, [N, W N (1 + hard)]."""
+    n, first, dtype = len(query), 0, result_dtype(query, *docs)
+    own_query, own_doc = normalize(query), normalize(docs[0])
+    if settings.gather_across_devices:
+        query, docs = util.all_gather_with_grad(query), [util.all_gather_with_grad(doc) for doc in docs]
+        first = n * torch.distributed.get_rank() if len(query) > n else 0
+    everyone, every_doc = normalize(query), normalize(torch.cat(docs))
+    rows = torch.arange(n, device=query.device)
+    own = (rows + first)[:, None] == torch.arange(len(query), device=query.device)
+    own_docs = own.repeat(1, len(docs))
+
+    gap, rise = similarity(*own_query, *every_doc)
+    logits = masked_logits(link, gap, rise, None)
+    positive = logits[rows, rows + first]
+    if settings.hardness_mode is not None and settings.hardness_strength > 0:
+        is_hard = torch.arange(len(every_doc[0]), device=query.device) >= len(query)
+        harder = {
+            "in_batch_negatives": ~own_docs,
+            "hard_negatives": own_docs & is_hard,
+            "all_negatives": ~own_docs | is_hard,
+        }[settings.hardness_mode]
+        logits = logits + settings.hardness_strength * ((rise - gap) / 2).detach() * harder
+    parts = [logits]
+    if "query_to_query" in settings.directions:
+        parts.append(masked_logits(link, *similarity(*own_query, *everyone), own))
+    if "doc_to_query" in settings.directions:
+        parts.append(masked_logits(link, *similarity(*own_doc, *everyone), None))
+    if "doc_to_doc" in settings.directions:
+        parts.append(masked_logits(link, *similarity(*own_doc, *every_doc), own_docs))
+    if settings.partition_mode == "joint":
+        parts = [torch.cat(parts, 1)]
+    log_z = torch.stack([part.logsumexp(1) for part in parts]).mean(0)
+    return (log_z - positive).mean().to(dtype)

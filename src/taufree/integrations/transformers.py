@@ -1,0 +1,83 @@
+"""A contrastive loss for the Hugging Face ``Trainer``: its ``compute_loss_func``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from taufree.losses import InfoNCE, NTXent, SupCon
+
+
+class ContrastiveLoss(nn.Module):
+    r"""``Trainer(..., compute_loss_func=ContrastiveLoss(InfoNCE(), "query", "key"))``.
+
+    With a ``compute_loss_func`` the Trainer no longer divides by the number of accumulated batches, it tells
+    instead how many items, labels that are not -100, they hold together. So batch k with :math:`n_k` items
+    counts with its share of them,
+
+    .. math:: L = \sum_k \frac{n_k}{\sum_m n_m} L_k,
+
+    whatever the sizes, the last incomplete group of an epoch included. Each batch contrasts with itself
+    alone: accumulation does not add negatives, :func:`taufree.large_batch.chunked_backward` does.
+
+    Args:
+        loss: a loss with the reduction "mean". :class:`taufree.SupCon` gets the labels as well.
+        names: the model's outputs that the loss takes, in its order, as names or (of a tuple) positions.
+
+    Shape:
+        The outputs are [N, D]. ``labels`` must be in every batch, with as many items for each row, usually
+        [N]: class labels, ids, or just zeros.
+
+    Example:
+        >>> function = ContrastiveLoss(InfoNCE(symmetric=True), "image_embeds", "text_embeds")
+        >>> outputs = {"image_embeds": torch.eye(4), "text_embeds": torch.eye(4)}
+        >>> half = function(outputs, torch.zeros(4), num_items_in_batch=8)
+        >>> torch.equal(half, InfoNCE(symmetric=True)(*outputs.values()) / 2)
+        True
+    """
+
+    def __init__(self, loss: InfoNCE | NTXent | SupCon, *names: str | int) -> None:
+        super().__init__()
+        if not isinstance(loss, InfoNCE | NTXent | SupCon):
+            raise TypeError(
+                f"loss must be an InfoNCE, NTXent or SupCon of taufree, got {type(loss).__name__}."
+            )
+        if loss.reduction != "mean":
+            raise ValueError(f'loss must have reduction="mean", got {loss.reduction!r}.')
+        if not names:
+            raise ValueError("names must name the outputs that the loss takes, got none.")
+        self.loss = loss
+        self.names = names
+
+    def forward(
+        self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        rows = [self._output(outputs, name) for name in self.names]
+        if isinstance(self.loss, SupCon):
+            rows.append(_needed(labels))
+        loss: Tensor = self.loss(*rows)
+        if num_items_in_batch is None and not torch.is_grad_enabled():
+            return loss  # an evaluation: the Trainer takes the mean over the batches itself
+        if num_items_in_batch is None:
+            _needed(labels)
+            raise ValueError(
+                "num_items_in_batch must say how many items the accumulated batches hold, got None."
+            )
+        return loss * (_needed(labels).ne(-100).sum() / num_items_in_batch)
+
+    def _output(self, outputs: Any, name: str | int) -> Tensor:
+        try:
+            found: Tensor = outputs[name]
+        except (KeyError, IndexError, TypeError):
+            there = ", ".join(outputs) if isinstance(outputs, Mapping) else f"{len(outputs)} values"
+            raise ValueError(f"names must be among the model's outputs ({there}), got {name!r}.") from None
+        return found
+
+
+def _needed(labels: Tensor | None) -> Tensor:
+    if labels is None:
+        raise ValueError("labels must be in every batch, zeros [N] will do, since the Trainer counts them.")
+    return labels

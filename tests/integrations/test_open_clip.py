@@ -1,0 +1,101 @@
+"""open_clip's loss: with the learned scale it is the original, without it is free and lets the scale be."""
+
+import runpy
+import sys
+
+import open_clip
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from examples.clip import batch, main, things, tiny_clip
+from taufree import LogOdds
+from taufree.integrations import open_clip as integration
+from taufree.integrations.open_clip import ClipLoss, temperature_free
+
+
+def features(n=9, d=6):
+    draw = torch.Generator().manual_seed(0)
+    rows = [normalize(torch.randn(n, d, generator=draw), dim=1).requires_grad_() for _ in range(2)]
+    return {"image_features": rows[0], "text_features": rows[1]}
+
+
+def test_with_the_learned_scale_it_is_open_clips():
+    inputs = features()
+    scale, bias = (torch.tensor(x, requires_grad=True) for x in (14.3, -3.0))
+    leaves = [*inputs.values(), scale]
+    for extra in ({}, {"logit_bias": bias}):
+        ours = ClipLoss(use_logit_scale=True)(**inputs, logit_scale=scale, **extra, output_dict=True)
+        theirs = open_clip.ClipLoss()(**inputs, logit_scale=scale, **extra, output_dict=True)
+        assert ours.keys() == theirs.keys()
+        found, expected = (
+            [x["contrastive_loss"], *torch.autograd.grad(x["contrastive_loss"], leaves)]
+            for x in (ours, theirs)
+        )
+        assert all(map(torch.equal, found, expected))
+
+
+def test_without_it_is_both_directions_on_the_log_odds():
+    inputs = features()
+    image, text = (normalize(x.double(), dim=1) for x in inputs.values())
+    logits, own = LogOdds()(image @ text.T), torch.arange(len(image))
+    expected = (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
+    found = ClipLoss()(**inputs)
+    torch.testing.assert_close(found, expected.float())
+    grads = (torch.autograd.grad(x, list(inputs.values())) for x in (found, expected))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [14.3, float("inf"), float("nan")])
+def test_the_scale_changes_nothing_and_gets_a_gradient_of_zero(scale):
+    inputs = features()
+    unused = [
+        torch.tensor(scale, requires_grad=True),
+        torch.tensor([scale], dtype=torch.float64).requires_grad_(),
+    ]
+    loss = ClipLoss()(**inputs, logit_scale=unused[0], logit_bias=unused[1])
+    assert loss.item() == ClipLoss()(**inputs).item()
+    assert loss.dtype == torch.float32
+    loss.backward()
+    assert [x.grad.item() for x in unused] == [0, 0]
+    assert inputs["image_features"].grad.isfinite().all()
+
+
+def test_a_model_of_open_clip_trains_with_it():
+    torch.manual_seed(0)
+    model = tiny_clip()
+    output = model(*batch(things()[:16], torch.Generator().manual_seed(0)))
+    ClipLoss()(**output, output_dict=True)["contrastive_loss"].backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.logit_scale.grad.item() == 0
+
+
+def test_the_example_learns_new_combinations():
+    before, after = main(["--steps", "60", "--batch-size", "48"])
+    assert after > max(0.2, 3 * before)
+
+
+def test_the_twin_keeps_the_settings():
+    loss = open_clip.ClipLoss(local_loss=True, gather_with_grad=True, cache_labels=True, rank=1, world_size=2)
+    twin = temperature_free(loss)
+    assert isinstance(twin, ClipLoss)
+    assert not twin.use_logit_scale
+    names = ("local_loss", "gather_with_grad", "cache_labels", "rank", "world_size", "use_horovod")
+    assert [getattr(twin, name) for name in names] == [True, True, True, 1, 2, False]
+    assert not temperature_free(ClipLoss(use_logit_scale=True)).use_logit_scale
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(TypeError, match=r"loss must be an open_clip ClipLoss, got CoCaLoss\."):
+        temperature_free(open_clip.CoCaLoss(1.0, 1.0))
+    with pytest.raises(ValueError, match="use_horovod must be False"):
+        ClipLoss(world_size=2, use_horovod=True)
+    with pytest.raises(ValueError, match=r"world_size=2 needs torch\.distributed\.init_process_group"):
+        ClipLoss(world_size=2)(**features())
+
+
+def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs open_clip_torch.*: pip install open_clip_torch$"):
+        runpy.run_path(integration.__file__)
