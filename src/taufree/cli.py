@@ -29,7 +29,7 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10 or images.")
+        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10, images or dcrec.")
     ] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
@@ -44,6 +44,18 @@ def run(
         str | None,
         typer.Option(help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates."),
     ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="dcrec: beauty, reddit, or a folder made by taufree sequences.  [default: beauty]"),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="dcrec: validation, or public, which chooses the epoch by the test items."),
+    ] = None,
+    ids: Annotated[
+        bool | None,
+        typer.Option(help="dcrec: no negatives with the same last item, or, as in the public code, with."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
         str | None,
@@ -57,7 +69,8 @@ def run(
         typer.Option(
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
-            "downloaded if not given. For images the folder itself: train/CLASS and val/CLASS, or CLASS.",
+            "downloaded if not given, or dcrec. For images the folder itself: train/CLASS and val/CLASS, or "
+            "CLASS.",
         ),
     ] = None,
     out: Annotated[
@@ -79,6 +92,7 @@ def run(
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
       taufree run imagenette --preset quick          images; on a GPU without the preset
       taufree run images --data FOLDER --links free,0.5
+      taufree run dcrec --preset quick --dataset beauty --data FOLDER
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -96,6 +110,7 @@ def run(
     try:
         names = parse_links(links)
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask}
+        given |= {"dataset": dataset, "protocol": protocol, "ids": ids}
         chosen = find_recipe(recipe)
         settings, usual = choose_settings(chosen, preset, given)
         device = choose_device(device, precision or "32-true")

@@ -75,14 +75,14 @@ class TemperatureFreeNCL(_Linked):
     ) -> Tensor:
         sizes = [self.n_users, self.n_items]
         (users, items), (all_users, all_items) = (
-            rows.split(sizes) for rows in (current_embedding, previous_embedding)
+            torch.split(rows, sizes) for rows in (current_embedding, previous_embedding)
         )
         of_users = contrast_with_all(users[user], all_users, user, self.link)
         of_items = contrast_with_all(items[item], all_items, item, self.link)
         return self.ssl_reg * (of_users + self.alpha * of_items)
 
     def ProtoNCE_loss(self, node_embedding: Tensor, user: Tensor, item: Tensor) -> Tensor:  # noqa: N802
-        users, items = node_embedding.split([self.n_users, self.n_items])
+        users, items = torch.split(node_embedding, [self.n_users, self.n_items])
         of_users = contrast_with_all(users[user], self.user_centroids, self.user_2cluster[user], self.link)
         of_items = contrast_with_all(items[item], self.item_centroids, self.item_2cluster[item], self.link)
         return self.proto_reg * (of_users + of_items)
