@@ -71,10 +71,13 @@ def read_interactions(folder: Path, *, longest: int = 50, users: int = 0) -> Int
     that are malformed are left out and named in the notes.
     """
     notes: list[str] = []
-    train, test = (_read(_find(folder, part), longest, notes) for part in ("train", "test"))
+    train, test = (_read(_find(folder, part), notes) for part in ("train", "test"))
     if 0 < users < len(test):
         chosen = {line.user for line in sorted(test, key=lambda line: -len(line.history))[:users]}
         train, test = ([line for line in lines if line.user in chosen] for lines in (train, test))
+    train, test = (
+        [line._replace(history=line.history[-longest:]) for line in lines] for lines in (train, test)
+    )
     number: dict[str, int] = {}
     for token in chain(_tokens(train), _tokens(test)):
         number.setdefault(token, len(number))
@@ -88,7 +91,7 @@ def _find(folder: Path, part: str) -> Path:
     return found[0]
 
 
-def _read(path: Path, longest: int, notes: list[str]) -> list[_Line]:
+def _read(path: Path, notes: list[str]) -> list[_Line]:
     good: list[_Line] = []
     bad: list[int] = []
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -102,7 +105,7 @@ def _read(path: Path, longest: int, notes: list[str]) -> list[_Line]:
             fields = raw.rstrip("\n").split("\t")
             history = fields[1].split() if len(fields) == 3 else []
             if history and len(fields[2].split()) == 1:
-                good.append(_Line(fields[0], history[-longest:], fields[2].strip()))
+                good.append(_Line(fields[0], history, fields[2].strip()))
             elif raw.strip():
                 bad.append(number)
     if bad:

@@ -87,7 +87,7 @@ class Recommendation(Recipe):
     }
     presets: ClassVar = {
         "full": Preset(seeds=10),
-        "quick": Preset(seeds=1, settings={"epochs": 2, "batch_size": 256, "users": 1000, "longest": 12}),
+        "quick": Preset(seeds=1, settings={"epochs": 2, "batch_size": 256, "users": 500, "longest": 12}),
     }
     static = True
     stops_early = True
@@ -139,8 +139,8 @@ class Recommendation(Recipe):
         name = {"train": "validation", "test": "test"}[part]
         if strange := len(rows.lengths) - len(judged):
             self.notes.append(
-                f"{strange} of {len(rows.lengths)} {name} items never occur in the histories to train on; they "
-                "are left out of the figures."
+                f"{strange} of {len(rows.lengths)} {name} items never occur in the histories to train on; "
+                "they are left out of the figures."
             )
         if not len(judged):
             raise ValueError(f"the {name} rows must have items that the training histories have, too.")
