@@ -3,9 +3,9 @@
     python benchmarks/dcrec.py --data FOLDER --jobs 4 --minutes 9    # does what is missing, in several calls
     python benchmarks/dcrec.py --table                               # the tables of docs/recommendation.md
 
-Writes benchmarks/results/dcrec.jsonl, the raw lines with every twentieth epoch of their curves, after each group
-of runs. Seeds are paired. The control has no contrastive term; runs without ids have the negatives of the public
-code, where the same last item twice in a batch is a negative equal to the positive.
+Writes benchmarks/results/dcrec.jsonl, the raw lines with every twentieth epoch of their curves, after each
+group of runs. Seeds are paired. The control has no contrastive term; runs without ids have the negatives of
+the public code, where the same last item twice in a batch is a negative equal to the positive.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LINKS = ("free", "0.1", "0.5", "0.8", "1")
 BATCH = {"beauty": 2048, "reddit": 512}  # the public code has 2,048 and 128
 # The control stands in the tables of links by a name that this benchmark has no other use for.
 CONTROL = "learnable"
-SHOWN = ("hr1", "hr5", "hr10", "ndcg5", "ndcg10",
-"full_hr10", "full_ndcg10") # Kim and Kim, arXiv 2501.17683, on MovieLens-20M: means of ten runs, in %, with
-tau 0.8 and without temperature. PAPER = {
+SHOWN = ("hr1", "hr5", "hr10", "ndcg5", "ndcg10", "full_hr10", "full_ndcg10")
+# Kim and Kim, arXiv 2501.17683, on MovieLens-20M: means of ten runs, in %, with tau 0.8 and without.
+PAPER = {
     "tau 0.8": {"hr1": 13.36, "hr5": 37.19, "hr10": 51.91, "ndcg5": 25.56, "ndcg10": 30.31},
     "free": {"hr1": 13.60, "hr5": 37.41, "hr10": 52.09, "ndcg5": 25.79, "ndcg10": 30.52},
 }

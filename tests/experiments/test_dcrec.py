@@ -141,10 +141,10 @@ def test_a_contrast_of_0_is_a_control_that_no_link_changes(shop):
 
 
 def test_it_learns_the_ring_and_the_best_epoch_is_the_one_that_is_tested(shop):
-    training = begun(shop, epochs=25, batch_size=32, learning_rate=0.01, dropout=0.1)
+    training = begun(shop, epochs=12, batch_size=64, learning_rate=0.02, dropout=0.1)
     before = training.recipe._figures(training.weights.eval(), "test")["hr5"]
     seen = []
-    for _ in range(25):
+    for _ in range(12):
         training.train_epoch()
         weights = [weight.clone() for weight in training.weights.parameters()]
         seen.append((training.curves["choice"][-1], weights))
