@@ -26,4 +26,5 @@ clean:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@echo "Installing taufree[$*] and PyTorch into .venv: some minutes and several GB the first time."
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	$(if $(filter test,$*),$(BIN)/python -m pip install --quiet --no-deps recbole==1.2.1 thop)
 	touch $@

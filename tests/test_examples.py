@@ -33,6 +33,14 @@ def test_training_helps(scores, name, options):
     assert after > before
 
 
+def test_every_recommender_is_far_better_than_chance(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recommender.py", "--users", "600", "--epochs", "6"])
+    runpy.run_path(str(EXAMPLES / "recommender.py"), run_name="__main__")
+    rates = re.findall(r"hit rate @10: ([\d.]+) \(by chance ([\d.]+)\)", capsys.readouterr().out)
+    assert len(rates) == 3
+    assert all(float(rate) > 3 * float(chance) for rate, chance in rates)
+
+
 def test_simclr_reads_folders_of_photographs(scores, tmp_path):
     write_folder(tmp_path / "train", 12)
     write_folder(tmp_path / "val", 4)

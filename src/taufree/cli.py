@@ -29,7 +29,8 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10, images or msc.")
+        str,
+        typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10, images, msc or dcrec."),
     ] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
@@ -47,7 +48,10 @@ def run(
     normal: Annotated[str | None, typer.Option(help="msc: the normal class.  [default: airplane]")] = None,
     protocol: Annotated[
         str | None,
-        typer.Option(help="msc: one-normal, or one-anomalous, where --normal names the one that is not."),
+        typer.Option(
+            help="msc: one-normal, or one-anomalous, where --normal names the one that is not; dcrec: "
+            "validation, or public, which chooses the epoch by the test items."
+        ),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="msc: resnet152, resnet50, resnet18 or resnet50-v1.")
@@ -57,6 +61,14 @@ def run(
         typer.Option(help="msc: imagenet (downloaded), random, or a file: safetensors or a state dict."),
     ] = None,
     angular: Annotated[bool | None, typer.Option("--angular", help="msc: with the angular term.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="dcrec: beauty, reddit, or a folder made by taufree sequences.  [default: beauty]"),
+    ] = None,
+    ids: Annotated[
+        bool | None,
+        typer.Option(help="dcrec: no negatives with the same last item, or, as in the public code, with."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
         str | None,
@@ -70,8 +82,8 @@ def run(
         typer.Option(
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
-            "downloaded if not given. For images and msc the folder itself: train/CLASS and val/CLASS, or "
-            "CLASS.",
+            "downloaded if not given, or dcrec. For images and msc the folder itself: train/CLASS and "
+            "val/CLASS, or CLASS.",
         ),
     ] = None,
     out: Annotated[
@@ -94,6 +106,7 @@ def run(
       taufree run imagenette --preset quick          images; on a GPU without the preset
       taufree run images --data FOLDER --links free,0.5
       taufree run msc --data FOLDER --normal CLASS   anomaly detection: a score for each test image
+      taufree run dcrec --preset quick --dataset beauty --data FOLDER
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -112,6 +125,7 @@ def run(
         names = parse_links(links)
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}
         given |= {"protocol": protocol, "backbone": backbone, "weights": weights, "angular": angular}
+        given |= {"dataset": dataset, "ids": ids}
         chosen = find_recipe(recipe)
         settings, usual = choose_settings(chosen, preset, given)
         device = choose_device(device, precision or "32-true")
@@ -146,6 +160,42 @@ def run(
     if outcome.failed:
         console.print(f"{len(outcome.failed)} of {len(runs)} runs failed, see above.", style="red")
         raise typer.Exit(1)
+
+
+def sequences(
+    log: Annotated[
+        Path,
+        typer.Argument(help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV or Parquet file."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the two files; made if it is not there.")],
+    user: Annotated[str | None, typer.Option(help="Column of the users.  [default: the usual names]")] = None,
+    item: Annotated[str | None, typer.Option(help="Column of the items.  [default: the usual names]")] = None,
+    time: Annotated[str | None, typer.Option(help="Column of the times.  [default: the usual names]")] = None,
+    core: Annotated[int, typer.Option(help="Leave out users and items with fewer interactions.")] = 5,
+) -> None:
+    """Make a data set for taufree run dcrec from a log.
+
+    Each user's items in the order of time; the last one is for the test, the one before it for validation.
+
+    \b
+    Example:
+      taufree sequences ml-20m/ratings.csv --out data/ml-20m
+      taufree run dcrec --dataset data/ml-20m
+    """
+    from taufree.experiments.interaction_logs import build_sequences
+
+    try:
+        made = build_sequences(log, out, user=user, item=item, time=time, core=core)
+    except ValueError as error:
+        _refuse(error)
+    except OSError as error:
+        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for note in made.notes:
+        print(note, file=sys.stderr)
+    typer.echo(
+        f"{made.kept:,} of {made.rows:,} interactions, of {made.users:,} users with {made.items:,} items, "
+        f"are in {out}."
+    )
 
 
 def figures(
@@ -282,7 +332,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for command in (run, figures, diagnose, bench):
+    for command in (run, sequences, figures, diagnose, bench):
         app.command()(command)
     return app
 
@@ -296,7 +346,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("taufree"):
             raise
-        sys.exit(_complain(_INSTALL.format(error.name)))
+        extra = 'taufree[rec]"' in str(error)
+        sys.exit(_complain(str(error) if extra else _INSTALL.format(error.name)))
 
 
 def _show_version(asked: bool) -> None:

@@ -6,7 +6,7 @@ from torch.nn.functional import normalize
 
 from taufree import LearnableTemperature, LogOdds, Temperature, nt_xent
 from taufree.diagnostics.theory import free_scale, temperature_scale
-from taufree.experiments.observation import BINS, Tally, observe_views, temperature_at_zero
+from taufree.experiments.observation import BINS, Tally, observe_pairs, observe_views, temperature_at_zero
 
 
 @pytest.fixture
@@ -77,3 +77,15 @@ def test_temperature_at_zero():
     assert temperature_at_zero(Temperature(0.3)) == pytest.approx(0.3)
     assert temperature_at_zero(LogOdds(resolution=0.0)) == pytest.approx(0.5)
     assert temperature_at_zero(LearnableTemperature(init=0.2)) == pytest.approx(0.2, rel=1e-6)
+
+
+def test_pairs_of_one_direction_leave_out_the_own_key_and_pulls_of_the_same_id():
+    query, key = torch.eye(4)[:3], torch.eye(4)[:3]
+    key = key + 0.1
+    seen = observe_pairs(query, key, Temperature(0.5), anchors=2)
+    assert seen.negative.shape == (2, 2)
+    alike = observe_pairs(query, key, Temperature(0.5), ids=torch.tensor([1, 1, 1]))
+    assert alike.gradient_scale == 0  # no negative is left, so nothing is pulled
+    assert seen.gradient_scale > 0
+    rows = torch.nn.functional.normalize(key, dim=-1)
+    assert torch.allclose(seen.positive, rows.diagonal()[:2])

@@ -56,10 +56,36 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
     others = column + (column >= torch.arange(rows, device=a.device)[:, None])
     own, cross = (a[:rows] @ a.T).gather(1, others), (a[:rows] @ b.T).gather(1, others)
     positive = (a[:rows] * b[:rows]).sum(-1, keepdim=True)
-    negative = torch.cat([own, cross], dim=1)
+    return _observe(positive, torch.cat([own, cross], dim=1), link)
+
+
+@torch.no_grad()
+def observe_pairs(
+    query: Tensor, key: Tensor, link: Link, *, ids: Tensor | None = None, anchors: int = 256
+) -> Observation:
+    """Observe an InfoNCE batch of one direction: rows of ``query`` against their keys and all others.
+
+    Args:
+        query, key: [N, D], row i of one is the positive of row i of the other.
+        ids: [N]; a key with the query's id that is not its own pulls on nothing, but stays among the cosines.
+        anchors: as in :func:`observe_views`, which says what the gradient scale is.
+    """
+    q, k = normalize(query.detach().float(), dim=-1), normalize(key.detach().float(), dim=-1)
+    rows, total = min(anchors, len(q)), len(q)
+    column = torch.arange(total - 1, device=q.device)
+    others = column + (column >= torch.arange(rows, device=q.device)[:, None])
+    positive = (q[:rows] * k[:rows]).sum(-1, keepdim=True)
+    same = None if ids is None else ids[others] == ids[:rows, None]
+    return _observe(positive, (q[:rows] @ k.T).gather(1, others), link, same)
+
+
+def _observe(positive: Tensor, negative: Tensor, link: Link, left_out: Tensor | None = None) -> Observation:
     cosine = torch.cat([positive, negative], dim=1).clamp(-1, 1)
     gap, rise = 1 - cosine, 1 + cosine
-    pull = link.logit(cosine, gap, rise).softmax(-1)
+    logits = link.logit(cosine, gap, rise)
+    if left_out is not None:
+        logits[:, 1:] = logits[:, 1:].masked_fill(left_out, -torch.inf)
+    pull = logits.softmax(-1)
     pull[:, 0] = pull[:, 1:].sum(-1)
     scale = (pull * link.slope(cosine, gap, rise)).sum(-1).mean()
     return Observation(cosine[:, 0], cosine[:, 1:], scale)

@@ -84,6 +84,8 @@ class Recipe(ABC):
     """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else but the
     learning rate: a GPU then replays one recorded step, see :class:`taufree.experiments.replay.Replayed`.
     With a schedule the optimizer must take its learning rate from the device, as fused ones do."""
+    stops_early: ClassVar[bool] = False
+    """Whether :meth:`enough` may end the training, so that any epoch may be the last."""
     gpu_precision: ClassVar[str] = "32-true"
     """The precision on a CUDA device, if the user names none."""
 
@@ -144,6 +146,10 @@ class Recipe(ABC):
     def follow(self, model: nn.Module) -> dict[str, float]:
         """Figures after each epoch, higher is better: a curve each, and ``best_<name>`` is a metric more."""
         return {}
+
+    def enough(self, curves: Mapping[str, Any]) -> bool:
+        """Whether to stop before the last epoch, by the curves so far."""
+        return False
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:

@@ -68,7 +68,7 @@ def train(
     training.restore(checkpoint)
     started -= training.seconds
     saved = time.monotonic()
-    while training.epoch < run.settings.epochs:
+    while training.epoch < run.settings.epochs and not recipe.enough(training.curves):
         loss = training.train_epoch()
         training.seconds = time.monotonic() - started
         # The last epoch is always kept, as an evaluation may be long.
@@ -127,7 +127,7 @@ class Training:
         """One pass over the batches; returns the mean loss."""
         generator = torch.Generator().manual_seed(seed_everything(self.run.seed, "epoch", self.epoch))
         self.model.train()
-        last = self.epoch + 1 == self.run.settings.epochs
+        last = self.recipe.stops_early or self.epoch + 1 == self.run.settings.epochs
         rows: list[Tensor] = []
         tally = Tally()
         for batch in self.recipe.batches(self.epoch, generator):

@@ -1,0 +1,152 @@
+"""Interaction logs into sequences of items, in seconds for millions of rows.
+
+A log has a row for each interaction: a user, an item, a time. Users and items with few interactions are
+left out until none is left (the k-core), each user's items are put in the order of time, and the last two
+of them become the targets of the training and of the test file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taufree.experiments.interactions import COLUMNS, SHOWN
+
+try:
+    import polars as pl
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'taufree sequences needs polars: pip install "taufree[rec]"', name="polars"
+    ) from error
+
+NAMES = {
+    "user": ("user", "user_id", "userid", "session_id"),
+    "item": ("item", "item_id", "itemid", "movieid", "movie_id", "product_id"),
+    "time": ("time", "timestamp", "date", "datetime"),
+}
+"""What a column is called, in small letters, if the caller names none."""
+SHORTEST = 3
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What has become of a log."""
+
+    rows: int
+    kept: int
+    users: int
+    items: int
+    notes: tuple[str, ...]
+
+
+def build_sequences(
+    log: Path,
+    out: Path,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    core: int = 5,
+) -> Summary:
+    """Write ``out/NAME.train.inter`` and ``out/NAME.test.inter``, with NAME that of the folder.
+
+    Args:
+        log: MovieLens's ``ratings.csv``, ``ratings.dat`` or ``u.data``, or any CSV, TSV or Parquet file.
+        user, item, time: names of the columns; None looks for the usual ones.
+        core: users and items have at least so many interactions; users at least three in any case.
+
+    Raises ValueError with one sentence where the log has no such columns, or nothing is left of it.
+    """
+    if core < 1:
+        raise ValueError(f"core must be at least 1, got {core}.")
+    if not log.is_file():
+        raise ValueError(f"{log} must be a file of interactions, and there is none.")
+    frame, first = _read(log)
+    given = (("user", user), ("item", item), ("time", time))
+    names = [_column(frame, log, kind, name) for kind, name in given]
+    frame = frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True))
+    total = frame.height
+    frame, notes = _without_gaps(frame, log, first)
+    who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
+    frame = frame.filter(pl.Series(k_core(who, what, core), dtype=pl.Boolean))
+    rows = (
+        frame.sort("user", "time", maintain_order=True)
+        .group_by("user", maintain_order=True)
+        .agg(pl.col("item").cast(pl.String))
+        .filter(pl.col("item").list.len() >= SHORTEST)
+    )
+    if not rows.height:
+        least = max(core, SHORTEST)
+        raise ValueError(f"{log} must have users with {least} interactions, and none is left of it.")
+    out.mkdir(parents=True, exist_ok=True)
+    for part, held_out in (("train", 2), ("test", 1)):
+        history = pl.col("item").list.head(pl.col("item").list.len() - held_out).list.join(" ")
+        target = pl.col("item").list.get(-held_out)
+        parts = (pl.col("user"), history, target)
+        table = rows.select(column.alias(name) for column, name in zip(parts, COLUMNS, strict=True))
+        final = out / f"{out.resolve().name}.{part}.inter"
+        draft = final.with_suffix(".part")
+        table.write_csv(draft, separator="\t", quote_style="never")
+        draft.replace(final)
+    kept = rows["item"].list.len().sum()
+    return Summary(total, int(kept), rows.height, rows["item"].explode().n_unique(), notes)
+
+
+def k_core(user: NDArray[np.int64], item: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
+    """Which rows are left when users and items with fewer than k rows are taken out again and again.
+
+    >>> k_core(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 0, 1, 2]), 2).tolist()
+    [True, True, True, True, False]
+    """
+    kept = np.arange(len(user))
+    while True:
+        often = [np.bincount(column[kept], minlength=1) >= k for column in (user, item)]
+        good = often[0][user[kept]] & often[1][item[kept]]
+        if good.all():
+            break
+        kept = kept[good]
+    mask = np.zeros(len(user), dtype=bool)
+    mask[kept] = True
+    return mask
+
+
+def _read(log: Path) -> tuple[pl.DataFrame, int]:
+    """The log as it is, and the number of its first row's line; what cannot be read is null."""
+    if log.suffix == ".parquet":
+        return pl.read_parquet(log), 1
+    options: dict[str, Any] = {"ignore_errors": True, "truncate_ragged_lines": True}
+    old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
+    try:
+        if log.suffix == ".dat":  # fields between two colons, which leave an empty column between each other
+            table = pl.read_csv(log, separator=":", has_header=False, **options)
+            names = dict(zip(table.columns[::2], old, strict=False))
+            return table.select(*names).rename(names), 1
+        if log.suffix == ".data":
+            return pl.read_csv(log, separator="\t", has_header=False, new_columns=old, **options), 1
+        separator = "\t" if log.suffix == ".tsv" else ","
+        return pl.read_csv(log, separator=separator, **options), 2
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ValueError(f"{log} cannot be read as a table: {str(error).splitlines()[0]}.") from error
+
+
+def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:
+    usual = [column for column in frame.columns if column.lower() in NAMES[kind]]
+    found = [name] if name in frame.columns else usual if name is None else []
+    if len(found) != 1:
+        wanted = repr(name) if name else f"called {' or '.join(NAMES[kind])}"
+        raise ValueError(f"{log} must have one column {wanted} for --{kind}, got {', '.join(frame.columns)}.")
+    return str(found[0])
+
+
+def _without_gaps(frame: pl.DataFrame, log: Path, first: int) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    bad = frame.select(pl.any_horizontal(pl.all().is_null())).to_series()
+    if not bad.any():
+        return frame, ()
+    lines = (bad.arg_true() + first).to_list()
+    shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
+    note = f"{len(lines)} of {frame.height} rows of {log} are malformed and left out: lines {shown}."
+    return frame.filter(~bad), (note,)

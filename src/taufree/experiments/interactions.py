@@ -1,0 +1,132 @@
+"""Who did what in which order: the ``.inter`` files of next-item recommendation, as tables of item numbers.
+
+``NAME.train.inter`` and ``NAME.test.inter`` have a header and one row for each user, tab-separated: the
+user, the items before, with spaces between them, and the item that came next. In the training file that is
+the user's last but one item, in the test file the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+COLUMNS = ("session_id:token", "item_id_list:token_seq", "item_id:token")
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Histories, and the item after each.
+
+    Shape:
+        items: [N, L + 1]; a history, its target after it, then the number of items, which is no item.
+        lengths: [N], of the histories, each at least 1 and at most L.
+    """
+
+    items: Tensor
+    lengths: Tensor
+
+    @property
+    def targets(self) -> Tensor:
+        """[N], the item after each history."""
+        return self.items.gather(1, self.lengths[:, None]).squeeze(1)
+
+    @property
+    def known(self) -> Tensor:
+        """[N, L + 1] booleans, where ``items`` are of the history."""
+        return torch.arange(self.items.shape[1]) < self.lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """A data set: the training and the test rows, how many items there are, and what is to be said of it."""
+
+    train: Rows
+    test: Rows
+    item_count: int
+    notes: Sequence[str]
+
+
+class _Line(NamedTuple):
+    user: str
+    history: list[str]
+    target: str
+
+
+def read_interactions(folder: Path, *, longest: int = 50, users: int = 0) -> Interactions:
+    """The data set in a folder.
+
+    Args:
+        folder: holds one ``*.train.inter`` and one ``*.test.inter``.
+        longest: how many items a history has at most; the last ones are kept.
+        users: read so many users at most, those with the longest histories; 0 is all.
+
+    Raises ValueError with one sentence where a file is missing, has other columns or no usable row. Rows
+    that are malformed are left out and named in the notes.
+    """
+    notes: list[str] = []
+    train, test = (_read(_find(folder, part), notes) for part in ("train", "test"))
+    if 0 < users < len(test):
+        chosen = {line.user for line in sorted(test, key=lambda line: -len(line.history))[:users]}
+        train, test = ([line for line in lines if line.user in chosen] for lines in (train, test))
+    train, test = (
+        [line._replace(history=line.history[-longest:]) for line in lines] for lines in (train, test)
+    )
+    number: dict[str, int] = {}
+    for token in chain(_tokens(train), _tokens(test)):
+        number.setdefault(token, len(number))
+    return Interactions(_table(train, number), _table(test, number), len(number), tuple(notes))
+
+
+def _find(folder: Path, part: str) -> Path:
+    found = sorted(folder.glob(f"*.{part}.inter"))
+    if len(found) != 1:
+        raise ValueError(f"{folder} must hold one file *.{part}.inter, found {len(found)}.")
+    return found[0]
+
+
+def _read(path: Path, notes: list[str]) -> list[_Line]:
+    good: list[_Line] = []
+    bad: list[int] = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = [name.split(":")[0] for name in file.readline().rstrip("\n").split("\t")]
+        wanted = [name.split(":")[0] for name in COLUMNS]
+        if header != wanted:
+            raise ValueError(
+                f"{path} must begin with the columns {', '.join(wanted)}, got {', '.join(header)}."
+            )
+        for number, raw in enumerate(file, start=2):
+            fields = raw.rstrip("\n").split("\t")
+            history = fields[1].split() if len(fields) == 3 else []
+            if history and len(fields[2].split()) == 1:
+                good.append(_Line(fields[0], history, fields[2].strip()))
+            elif raw.strip():
+                bad.append(number)
+    if bad:
+        lines = ", ".join(map(str, bad[:SHOWN])) + (", ..." if len(bad) > SHOWN else "")
+        notes.append(
+            f"{len(bad)} of {len(good) + len(bad)} rows of {path} are malformed and left out: {lines}."
+        )
+    if not good:
+        raise ValueError(f"{path} must hold rows of a user, a list of items and an item, found none.")
+    return good
+
+
+def _tokens(lines: Iterable[_Line]) -> Iterable[str]:
+    return chain.from_iterable((*line.history, line.target) for line in lines)
+
+
+def _table(lines: Sequence[_Line], number: dict[str, int]) -> Rows:
+    if not lines:
+        raise ValueError("the training file must have rows of the test file's users, found none.")
+    lengths = torch.tensor([len(line.history) for line in lines])
+    items = torch.full((len(lines), int(lengths.max()) + 1), len(number))
+    filled = torch.arange(items.shape[1]) <= lengths[:, None]
+    items[filled] = torch.tensor([number[token] for token in _tokens(lines)])
+    return Rows(items, lengths)

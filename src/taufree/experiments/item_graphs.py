@@ -1,0 +1,76 @@
+"""DCRec's two graphs of items: which follow each other, and which have the same users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+
+import taufree.experiments.graph  # noqa: F401  says if PyG is missing
+from taufree.experiments.interactions import Rows
+
+from torch_geometric.nn.conv.gcn_conv import gcn_norm  # isort: skip
+
+
+@dataclass(frozen=True)
+class ItemGraph:
+    """Edges [2, E], from the first row's item to the second's, and their weights [E]."""
+
+    edges: Tensor
+    weights: Tensor
+
+
+def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
+    """Items that follow each other in a history, and which edges each row has made.
+
+    An edge's weight is twice the number of times that its items stand side by side, an item's loop weighs 1
+    (as in the public code), and the matrix A is normalised to D^-1/2 A D^-1/2. Loops come last.
+
+    Shape:
+        the second result: [N, 2 L], numbers of edges; that of no edge is the number of edges.
+    """
+    first, second = rows.items[:, :-1], rows.items[:, 1:]
+    real = rows.known[:, 1:] & (first != second)
+    pairs = torch.cat([first * items + second, second * items + first], dim=1)
+    real = torch.cat([real, real], dim=1)
+    found, place, count = torch.unique(pairs[real], return_inverse=True, return_counts=True)
+    loops = torch.arange(items)
+    edges = torch.stack([torch.cat([found // items, loops]), torch.cat([found % items, loops])])
+    weights = torch.cat([2.0 * count, torch.ones(items)])
+    edges, weights = gcn_norm(edges, weights, items, add_self_loops=False)
+    made = torch.full(pairs.shape, edges.shape[1])
+    made[real] = place
+    return ItemGraph(edges, weights), made
+
+
+def similarity(rows: Rows, items: int, nearest: int, chunk: int = 4096) -> ItemGraph:
+    """Each item hears of itself and of the items whose users are most like its own.
+
+    With x the users' counts of an item, cos(x, y) is 1 for the item itself; its ``nearest`` others with a
+    cosine above 0 follow, and the weights of an item are divided by their sum.
+    """
+    known = rows.known
+    user, item = (part.numpy() for part in (known.nonzero()[:, 0], rows.items[known]))
+    table = sparse.coo_array((np.ones(len(user)), (item, user)), shape=(items, len(rows.lengths))).tocsr()
+    length = np.sqrt(table.multiply(table).sum(axis=1))
+    unit = sparse.dia_array((1 / np.maximum(length, 1)[None], [0]), shape=(items, items)) @ table
+    other = unit.T.tocsr()
+    to, by, weight = [np.arange(items)], [np.arange(items)], [np.ones(items)]
+    for start in range(0, items, chunk):  # all cosines at once can be too many for the memory
+        found = (unit[start : start + chunk] @ other).tocoo()
+        row, column = found.coords
+        apart = row + start != column
+        row, column, cosine = row[apart], column[apart], found.data[apart]
+        order = np.lexsort((column, -cosine, row))
+        rank = np.arange(len(order)) - np.searchsorted(row[order], row[order])
+        best = order[rank < nearest]
+        to.append(row[best] + start)
+        by.append(column[best])
+        weight.append(cosine[best])
+    target, values = np.concatenate(to), np.concatenate(weight)
+    values = values / np.bincount(target, values, minlength=items)[target]
+    edges = torch.from_numpy(np.stack([np.concatenate(by), target]).astype(np.int64))
+    return ItemGraph(edges, torch.from_numpy(values).float())

@@ -1,0 +1,134 @@
+"""RecBole's contrastive recommenders without a temperature: a mixin for each way they compute InfoNCE.
+
+``SGL``, ``NCL`` and ``FEARec`` are RecBole's with the mixin in front; a model of one's own takes the mixin
+itself, ``class Mine(TemperatureFreeInfoNCE, MyModel)``. The ready classes have RecBole's names, for RecBole
+finds a model's default settings and its trainer by the name of its class.
+
+The configuration's ``temperature`` decides: absent or None is the free link, a number is that temperature,
+and then the loss is RecBole's own. The models' own temperatures (``ssl_tau``, ``ssl_temp``, ``tau``) are not
+read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taufree import Link, info_nce, nt_xent
+from taufree.integrations import link_of, needs
+
+with needs("recbole", "recbole"):
+    from recbole.model import general_recommender, sequential_recommender
+
+
+class _Linked:
+    """Gives a RecBole model ``link``, as the configuration says."""
+
+    link: Link
+
+    def __init__(self, config: Any, dataset: Any) -> None:
+        super().__init__(config, dataset)  # type: ignore[call-arg]
+        self.link = link_of(config["temperature"])
+
+
+class TemperatureFreeSGL(_Linked):
+    """For models with SGL's ``calc_ssl_loss``: each user or item against all of the other view."""
+
+    ssl_weight: float
+
+    def calc_ssl_loss(
+        self,
+        user_list: Tensor,
+        pos_item_list: Tensor,
+        user_sub1: Tensor,
+        user_sub2: Tensor,
+        item_sub1: Tensor,
+        item_sub2: Tensor,
+    ) -> Tensor:
+        users = contrast_with_all(user_sub1[user_list], user_sub2, user_list, self.link)
+        items = contrast_with_all(item_sub1[pos_item_list], item_sub2, pos_item_list, self.link)
+        return self.ssl_weight * (users + items)
+
+
+class TemperatureFreeNCL(_Linked):
+    """For models with NCL's ``ssl_layer_loss`` (structural neighbours) and ``ProtoNCE_loss`` (clusters)."""
+
+    n_users: int
+    n_items: int
+    ssl_reg: float
+    alpha: float
+    proto_reg: float
+    user_centroids: Tensor
+    item_centroids: Tensor
+    user_2cluster: Tensor
+    item_2cluster: Tensor
+
+    def ssl_layer_loss(
+        self, current_embedding: Tensor, previous_embedding: Tensor, user: Tensor, item: Tensor
+    ) -> Tensor:
+        sizes = [self.n_users, self.n_items]
+        (users, items), (all_users, all_items) = (
+            torch.split(rows, sizes) for rows in (current_embedding, previous_embedding)
+        )
+        of_users = contrast_with_all(users[user], all_users, user, self.link)
+        of_items = contrast_with_all(items[item], all_items, item, self.link)
+        return self.ssl_reg * (of_users + self.alpha * of_items)
+
+    def ProtoNCE_loss(self, node_embedding: Tensor, user: Tensor, item: Tensor) -> Tensor:  # noqa: N802
+        users, items = torch.split(node_embedding, [self.n_users, self.n_items])
+        of_users = contrast_with_all(users[user], self.user_centroids, self.user_2cluster[user], self.link)
+        of_items = contrast_with_all(items[item], self.item_centroids, self.item_2cluster[item], self.link)
+        return self.proto_reg * (of_users + of_items)
+
+
+class TemperatureFreeInfoNCE(_Linked):
+    """For models with FEARec's ``info_nce``, which CL4SRec and DuoRec for RecBole have as well."""
+
+    def info_nce(
+        self, z_i: Tensor, z_j: Tensor, temp: float | None, batch_size: int, sim: str = "cos"
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [2N, 2] and labels [2N] whose cross-entropies are NT-Xent's losses.
+
+        The caller takes the cross-entropy of what it gets. With two logits 0 and log(exp(L) - 1) and label 0
+        that is log(1 + exp(L) - 1) = L, so no row needs the logits of all its candidates. ``temp`` is the
+        model's own temperature and has no say; ``sim`` may only be the cosine, as no other similarity has
+        log-odds.
+        """
+        if sim != "cos":
+            raise ValueError(f"sim must be 'cos' for a link of cosines, got {sim!r}.")
+        losses = nt_xent(z_i, z_j, link=self.link, reduction="none")
+        logits = torch.stack([torch.zeros_like(losses), _log_expm1(losses)], dim=1)
+        return logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+
+
+class SGL(TemperatureFreeSGL, general_recommender.SGL):
+    """RecBole's SGL without a temperature."""
+
+
+class NCL(TemperatureFreeNCL, general_recommender.NCL):
+    """RecBole's NCL without a temperature."""
+
+
+class FEARec(TemperatureFreeInfoNCE, sequential_recommender.FEARec):
+    """RecBole's FEARec without a temperature."""
+
+
+def contrast_with_all(query: Tensor, rows: Tensor, positive: Tensor, link: Link) -> Tensor:
+    r"""The sum over queries of -log softmax: row ``positive[i]`` is found by query i among all rows.
+
+    As shared negatives, ``rows`` hold each positive once more: :func:`taufree.info_nce` gives
+    L' = log(1 + Z/w) instead of L = log(Z/w), so L = log(exp(L') - 1).
+
+    Shape:
+        query: [N, D]; rows: [M, D]; positive: [N] integers below M.
+    """
+    doubled = info_nce(query, rows[positive], rows, link=link, reduction="none")
+    return _log_expm1(doubled).sum()
+
+
+def _log_expm1(x: Tensor) -> Tensor:
+    """log(exp(x) - 1), finite with a finite gradient for every x >= 0."""
+    x = x.clamp(min=torch.finfo(x.dtype).tiny)
+    return x + (-torch.expm1(-x)).log()

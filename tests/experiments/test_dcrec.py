@@ -1,0 +1,242 @@
+"""DCRec: the network against its definition, the protocol, and the recipe from the command line."""
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity, cross_entropy
+from typer.testing import CliRunner
+
+import taufree
+from taufree import LogOdds
+from taufree.cli import build
+from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.dcrec import divergence
+from taufree.experiments.interactions import COLUMNS
+from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
+from taufree.experiments.run import Run
+from taufree.experiments.runner import Training, train
+
+DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+needs_data = pytest.mark.skipif(
+    not (DATA / "dcrec" / "beauty").is_dir(),
+    reason=f"dcrec/beauty is not in {DATA}, which TAUFREE_DATA can change",
+)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """120 users who walk around a ring of 30 items, one or two at a time; the last two are held out."""
+    folder = tmp_path_factory.mktemp("shop")
+    draw = torch.Generator().manual_seed(0)
+    lines = {"train": ["\t".join(COLUMNS)], "test": ["\t".join(COLUMNS)]}
+    for user in range(120):
+        steps = torch.randint(1, 3, (int(torch.randint(3, 9, (1,), generator=draw)),), generator=draw)
+        walk = [str(int(item)) for item in (user + steps.cumsum(0)) % 30]
+        lines["train"].append(f"{user}\t{' '.join(walk[:-2])}\t{walk[-2]}")
+        lines["test"].append(f"{user}\t{' '.join(walk[:-1])}\t{walk[-1]}")
+    for part, text in lines.items():
+        (folder / f"shop.{part}.inter").write_text("\n".join(text) + "\n")
+    return folder
+
+
+def begun(shop, link="free", seed=0, **settings):
+    chosen = DCRecSettings(**{"dataset": str(shop), "epochs": 3, "batch_size": 64, **settings})
+    recipe = Recommendation(chosen)
+    recipe.load(None)
+    return Training(Run("dcrec", link, seed, chosen), recipe)
+
+
+def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):
+    for protocol in ("validation", "public"):
+        training = begun(shop, protocol=protocol)
+        model, rows = training.weights, training.recipe.data.train
+        row, end = model.train_samples
+        assert model.sample_count == training.recipe.samples
+        targets = {(int(r), int(e)) for r, e in zip(row, end, strict=True)}
+        held_out = {(r, int(e)) for r, e in enumerate(rows.lengths)}
+        assert (held_out <= targets) == (protocol == "public")
+        assert bool(held_out & targets) == (protocol == "public")
+        # No training sample has a test item after its history: that is in the test rows alone.
+        assert int(end.max()) <= int(rows.lengths.max())
+        assert any("chooses the epoch by the test items" in note for note in training.recipe.notes) == (
+            protocol == "public"
+        )
+
+
+def test_a_step_is_the_sum_of_its_three_terms(shop):
+    training = begun(shop, dropout=0.0)
+    recipe, model = training.recipe, training.weights.train()
+    samples, expected = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    out = model(samples)
+    row, end = model.train_samples[:, samples]
+    items = recipe.data.train.items[row]
+    assert torch.equal(out.last, items[torch.arange(64), end - 1])
+    assert torch.equal(out.targets, items[torch.arange(64), end])
+    terms = (
+        cross_entropy(out.scores, out.targets),
+        0.1 * contrastive(out, out.last, LogOdds()),
+        0.01 * divergence(out.conformity, expected),
+    )
+    assert recipe.step(model, (samples, expected), LogOdds()).loss.item() == pytest.approx(
+        sum(terms).item(), rel=1e-5
+    )
+    weight = out.conformity
+    assert weight[end > 1].min() >= 0
+    assert (weight[end == 1] == 0.5).all()
+
+
+def test_conformity_follows_its_definition(shop):
+    training = begun(shop, dropout=0.0)
+    model = training.weights.train()
+    samples = torch.arange(0, 300, 5)
+    out = model(samples)
+    row, end = model.train_samples[:, samples]
+    edges, weights = model.train_edges, model.train_weights
+    own = torch.zeros(len(weights), dtype=torch.bool)
+    for one in row.unique():
+        walk = model.train_items[one, : model.train_lengths[one]].tolist()
+        pairs = {frozenset(pair) for pair in itertools.pairwise(walk)}
+        own |= torch.tensor([frozenset(pair) in pairs and len(set(pair)) == 2 for pair in edges.T.tolist()])
+    whole = model._walk(edges, weights)
+    without = model._walk(edges[:, ~own], weights[~own])
+    found = []
+    for last in out.last.tolist():
+        foreign, civil = (edges[0, (edges[1] == last) & chosen] for chosen in (~own, own))
+        readout = whole[civil].mean(0) if len(civil) else torch.zeros(64)
+        triple = ((whole[last], without[last]), (whole[last], whole[foreign].mean(0)))
+        triple = (*triple, (readout, whole[foreign].mean(0)))
+        found.append(sum(cosine_similarity(a, b, dim=0) for a, b in triple) / 3)
+    expected = torch.stack(found).sigmoid()
+    expected = expected - expected.min()
+    expected = (0.4 * expected / expected.mean()).where(end > 1, 0.5)
+    assert torch.allclose(out.conformity, expected, atol=1e-4)
+
+
+def test_the_same_last_item_is_a_false_negative_unless_ids_tell(shop):
+    training = begun(shop, dropout=0.0)
+    model = training.weights.train()
+    out = model(torch.arange(128))
+    assert len(out.last.unique()) < 128
+    twins = (out.last[:, None] == out.last).fill_diagonal_(False).any(1)
+    with_ids, without = (
+        taufree.info_nce(out.sequence, out.adjacent, ids=ids, reduction="none") for ids in (out.last, None)
+    )
+    assert (without[twins] > with_ids[twins]).all()
+    assert torch.allclose(without[~twins], with_ids[~twins])
+    losses = {}
+    for ids in (True, False):
+        one = begun(shop, ids=ids)
+        losses[ids] = one.train_epoch()
+    assert losses[False] > losses[True]
+
+
+def test_a_contrast_of_0_is_a_control_that_no_link_changes(shop):
+    free, tau = begun(shop, "free", contrast=0.0), begun(shop, "0.1", contrast=0.0)
+    assert free.train_epoch() == tau.train_epoch()
+    assert begun(shop).train_epoch() != begun(shop, "0.1").train_epoch()
+
+
+def test_it_learns_the_ring_and_the_best_epoch_is_the_one_that_is_tested(shop):
+    training = begun(shop, epochs=12, batch_size=64, learning_rate=0.02, dropout=0.1)
+    before = training.recipe._figures(training.weights.eval(), "test")["hr5"]
+    seen = []
+    for _ in range(12):
+        training.train_epoch()
+        weights = [weight.clone() for weight in training.weights.parameters()]
+        seen.append((training.curves["choice"][-1], weights))
+    figure, best = max(seen, key=lambda pair: pair[0])
+    metrics = training.evaluate()
+    assert metrics["choice"] == figure
+    assert all(map(torch.equal, best, training.weights.parameters()))
+    assert metrics["hr5"] > before + 30
+    assert metrics["full_hr5"] > 50
+
+
+def test_training_stops_when_patience_is_over(shop, tmp_path):
+    chosen = DCRecSettings(dataset=str(shop), epochs=40, batch_size=64, patience=2, learning_rate=0.1)
+    line = train(Run("dcrec", "0.5", 0, chosen), tmp_path / "checkpoints")
+    choice = line["curves"]["choice"]
+    assert len(choice) < 40
+    assert choice.index(max(choice)) == len(choice) - 3
+    assert line["metrics"]["choice"] == max(choice)
+    assert "positive_histogram" in line["curves"]
+
+
+def test_a_broken_off_run_goes_on_bit_for_bit_with_its_best_epoch(shop, tmp_path):
+    whole, broken, resumed = (begun(shop, "learnable", epochs=4, learning_rate=0.05) for _ in range(3))
+    for _ in range(4):
+        whole.train_epoch()
+    for _ in range(2):
+        broken.train_epoch()
+    broken.save(Checkpoint(tmp_path))
+    resumed.restore(Checkpoint(tmp_path))
+    for _ in range(2):
+        resumed.train_epoch()
+    assert resumed.curves == whole.curves
+    assert resumed.evaluate() == whole.evaluate()
+
+
+def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_path):
+    for part in ("train", "test"):
+        text = (shop / f"shop.{part}.inter").read_text()
+        (tmp_path / f"odd.{part}.inter").write_text(text + ("x\t1 2 3\tnew\n" if part == "test" else ""))
+    recipe = begun(tmp_path).recipe
+    assert recipe.notes[-1].startswith(
+        "1 of 121 test items never occur in the histories to train on; they are"
+    )
+    assert 120 not in recipe.judged["test"].tolist()
+    assert 120 in begun(tmp_path, protocol="public").recipe.judged["test"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        ("nowhere", r"nowhere must hold one file \*\.train\.inter, found 0\."),
+        ("beauty", "the data set beauty needs --data FOLDER with dcrec/beauty in it"),
+    ],
+)
+def test_data_that_are_not_there_are_named(dataset, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        begun(dataset)
+
+
+def test_the_command_knows_the_settings(tmp_path):
+    arguments = ["run", "dcrec", "--protocol", "lucky", "--no-ids", "--dataset", "x", "--out", str(tmp_path)]
+    found = CliRunner().invoke(build(), arguments)
+    assert found.exit_code == 2
+    assert found.stderr == "taufree: protocol must be one of validation, public, got 'lucky'.\n"
+
+
+def test_a_batch_that_is_too_large_is_refused(shop):
+    with pytest.raises(ValueError, match=r"batch_size must be at most \d+, the number of histories"):
+        begun(shop, batch_size=5000)
+
+
+@needs_data
+def test_the_quick_preset_on_beauty(tmp_path):
+    arguments = [
+        "--preset",
+        "quick",
+        "--epochs",
+        "1",
+        "--links",
+        "free,0.5",
+        "--device",
+        "cpu",
+        "--data",
+        str(DATA),
+    ]
+    found = CliRunner().invoke(build(), ["run", "dcrec", *arguments, "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.stderr
+    assert "validation items never occur in the histories to train on" in found.stderr
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {line["link"] for line in lines} == {"free", "0.5"}
+    for line in lines:
+        assert set(line["metrics"]) == set(Recommendation.metrics)
+        assert 0 <= line["metrics"]["full_hr10"] <= line["metrics"]["hr10"] <= 100
+    assert "hr10: free minus tau 0.5 is" in found.stdout
+    assert (tmp_path / "report.html").exists()

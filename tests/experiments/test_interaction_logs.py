@@ -1,0 +1,123 @@
+"""From logs to sequences: every layout gives the same files, and nothing is left out in silence."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import taufree
+from taufree.cli import build
+
+pl = pytest.importorskip("polars", reason="polars is not installed")
+
+from taufree.experiments.interaction_logs import build_sequences, k_core  # noqa: E402
+from taufree.experiments.interactions import read_interactions  # noqa: E402
+
+# User 1 has items 10, 11, 12, 10 in the order of time, user 2 has 11, 10, 12; user 3 and item 99 are rare.
+EVENTS = [(1, 11, 20), (1, 10, 10), (2, 11, 5), (1, 12, 30), (2, 10, 6), (3, 99, 1), (2, 12, 7), (1, 10, 40)]
+
+
+def rows_of(folder, part):
+    return (folder / f"{folder.name}.{part}.inter").read_text().splitlines()[1:]
+
+
+def check(folder, summary):
+    assert rows_of(folder, "train") == ["1\t10 11\t12", "2\t11\t10"]
+    assert rows_of(folder, "test") == ["1\t10 11 12\t10", "2\t11 10\t12"]
+    assert (summary.rows, summary.kept, summary.users, summary.items) == (8, 7, 2, 3)
+    assert read_interactions(folder).item_count == 3
+
+
+@pytest.mark.parametrize("layout", ["ratings.csv", "log.tsv", "log.parquet", "u.data", "ratings.dat"])
+def test_every_layout_gives_the_same_sequences(tmp_path, layout):
+    log, out = tmp_path / layout, tmp_path / "made"
+    fields = [(user, item, 3.5, time) for user, item, time in EVENTS]
+    if layout == "log.parquet":
+        pl.DataFrame(EVENTS, schema=["user_id", "item_id", "time"], orient="row").write_parquet(log)
+    else:
+        between = {"ratings.csv": ",", "ratings.dat": "::"}.get(layout, "\t")
+        head = between.join(("userId", "movieId", "rating", "timestamp")) + "\n"
+        lines = "".join(between.join(map(str, row)) + "\n" for row in fields)
+        log.write_text(lines if layout in ("u.data", "ratings.dat") else head + lines)
+    check(out, build_sequences(log, out, core=2))
+
+
+def test_columns_can_be_named(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("who,what,when\n" + "".join(f"{a},{b},{c}\n" for a, b, c in EVENTS))
+    with pytest.raises(
+        ValueError, match=r"must have one column called user or .* for --user, got who, what, when\."
+    ):
+        build_sequences(log, tmp_path / "made", core=2)
+    check(
+        tmp_path / "made",
+        build_sequences(log, tmp_path / "made", user="who", item="what", time="when", core=2),
+    )
+
+
+def test_malformed_rows_are_named_with_their_lines(tmp_path):
+    log = tmp_path / "ratings.csv"
+    good = [f"{user},{item},1.0,{time}" for user, item, time in EVENTS]
+    log.write_text(
+        "\n".join(["userId,movieId,rating,timestamp", *good[:3], "1,,1.0,3", *good[3:], "2,12", ""])
+    )
+    summary = build_sequences(log, tmp_path / "made", core=2)
+    assert summary.notes == (f"2 of 10 rows of {log} are malformed and left out: lines 5, 11.",)
+    assert rows_of(tmp_path / "made", "train") == ["1\t10 11\t12", "2\t11\t10"]
+
+
+def test_the_core_is_what_taking_out_one_by_one_leaves():
+    draw = np.random.default_rng(0)
+    user, item = draw.integers(0, 40, 150), draw.integers(0, 40, 150)
+    left = set(range(150))
+    while rare := {
+        row
+        for row in left
+        if min(sum(user[row] == user[i] for i in left), sum(item[row] == item[i] for i in left)) < 3
+    }:
+        left -= rare
+    assert 0 < len(left) < 150
+    assert set(k_core(user, item, 3).nonzero()[0].tolist()) == left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["absent.csv"], "absent.csv must be a file of interactions, and there is none."),
+        (["ratings.csv", "--core", "0"], "core must be at least 1, got 0."),
+        (["ratings.csv", "--core", "9"], "must have users with 9 interactions, and none is left of it."),
+        (["empty.csv"], "empty.csv cannot be read as a table"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    Path("ratings.csv").write_text("user,item,time\n" + "".join(f"{a},{b},{c}\n" for a, b, c in EVENTS))
+    Path("empty.csv").write_text("")
+    found = CliRunner().invoke(build(), ["sequences", *arguments, "--out", "made"])
+    assert found.exit_code == 2
+    assert sentence in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert not Path("made").exists()
+
+
+def test_the_command_says_what_it_made(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n" + "".join(f"{a},{b},{c}\n" for a, b, c in EVENTS))
+    arguments = ["sequences", str(log), "--out", str(tmp_path / "made"), "--core", "2"]
+    found = CliRunner().invoke(build(), arguments)
+    assert found.stdout == f"7 of 8 interactions, of 2 users with 3 items, are in {tmp_path / 'made'}.\n"
+
+
+def test_without_polars_it_says_what_to_install():
+    code = "import sys; sys.modules['polars'] = None; from taufree.cli import main; main()"
+    found = subprocess.run(
+        [sys.executable, "-c", code, "sequences", "log.csv", "--out", "made"],
+        env={"PYTHONPATH": str(Path(taufree.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 2
+    assert found.stderr == 'taufree: taufree sequences needs polars: pip install "taufree[rec]"\n'

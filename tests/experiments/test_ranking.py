@@ -1,0 +1,54 @@
+"""Negatives and ranks: what may be a negative, and who wins a tie."""
+
+import math
+
+import pytest
+import torch
+
+from taufree.experiments.interactions import Rows
+from taufree.experiments.ranking import draw_negatives, figures, ranks
+
+
+def some_rows(users=200, items=50, longest=6):
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, longest + 1, (users,), generator=draw)
+    table = (items * torch.rand(users, longest + 1, generator=draw) ** 2).long()
+    return Rows(table.where(torch.arange(longest + 1) <= lengths[:, None], items), lengths)
+
+
+def test_negatives_are_new_to_the_user_and_popular():
+    rows = some_rows()
+    drawn = draw_negatives(rows, 50, 100, torch.Generator().manual_seed(1))
+    assert drawn.shape == (200, 100)
+    for row, (negatives, items) in enumerate(zip(drawn.tolist(), rows.items.tolist(), strict=True)):
+        assert not set(negatives) & set(items[: int(rows.lengths[row]) + 1])
+    popularity = torch.bincount(rows.items[rows.known], minlength=50).double()
+    share = torch.bincount(drawn.flatten(), minlength=50).double()
+    assert torch.corrcoef(torch.stack([popularity, share]))[0, 1] > 0.95
+    assert (share[popularity == 0] == 0).all()
+    assert torch.equal(drawn, draw_negatives(rows, 50, 100, torch.Generator().manual_seed(1)))
+
+
+def test_who_has_seen_everything_popular_gets_what_is_left_and_who_has_seen_all_is_refused():
+    rows = Rows(torch.tensor([[0, 1, 2]]), torch.tensor([2]))
+    assert draw_negatives(rows, 5, 30, torch.Generator().manual_seed(0)).unique().tolist() == [3, 4]
+    with pytest.raises(ValueError, match="must have items left to rank against, but user 0 knows all 3"):
+        draw_negatives(rows, 3, 30, torch.Generator())
+
+
+def test_ranks_leave_out_history_and_count_ties_against_the_target():
+    scores = torch.tensor([[9.0, 5, 5, 7, 1, 8]])
+    sampled, full = ranks(
+        scores.clone(), torch.tensor([1]), torch.tensor([[2, 4, 4, 3]]), seen=torch.tensor([[0, 0]])
+    )
+    assert sampled.item() == 2  # items 2 (a tie) and 3
+    assert full.item() == 3  # items 2, 3 and 5; item 0 was seen
+    lost = torch.full((1, 6), math.nan)
+    sampled, full = ranks(lost, torch.tensor([1]), torch.tensor([[2, 4, 4, 3]]), torch.tensor([[0]]))
+    assert (sampled.item(), full.item()) == (4, 6)
+
+
+def test_figures_are_percentages():
+    found = figures(torch.tensor([0, 4, 9, 50]))
+    assert (found["hr1"], found["hr5"], found["hr10"]) == (25, 50, 75)
+    assert found["ndcg10"] == pytest.approx(25 * (1 + 1 / math.log2(6) + 1 / math.log2(11)))
