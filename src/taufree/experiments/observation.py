@@ -56,7 +56,22 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
     others = column + (column >= torch.arange(rows, device=a.device)[:, None])
     own, cross = (a[:rows] @ a.T).gather(1, others), (a[:rows] @ b.T).gather(1, others)
     positive = (a[:rows] * b[:rows]).sum(-1, keepdim=True)
-    negative = torch.cat([own, cross], dim=1)
+    return _observe(positive, torch.cat([own, cross], dim=1), link)
+
+
+@torch.no_grad()
+def observe_pairs(query: Tensor, key: Tensor, link: Link, anchors: int = 256) -> Observation:
+    """Observe an InfoNCE batch: rows of ``query`` [N, D] against their own and all other rows of ``key``."""
+    a, b = normalize(query.detach().float(), dim=-1), normalize(key.detach().float(), dim=-1)
+    rows = min(anchors, len(a))
+    column = torch.arange(len(b) - 1, device=a.device)
+    others = column + (column >= torch.arange(rows, device=a.device)[:, None])
+    cosine = a[:rows] @ b.T
+    return _observe(cosine.diagonal()[:, None], cosine.gather(1, others), link)
+
+
+def _observe(positive: Tensor, negative: Tensor, link: Link) -> Observation:
+    """From the cosines of each anchor and its positive [A, 1] and its negatives [A, M]."""
     cosine = torch.cat([positive, negative], dim=1).clamp(-1, 1)
     gap, rise = 1 - cosine, 1 + cosine
     pull = link.logit(cosine, gap, rise).softmax(-1)
