@@ -29,7 +29,10 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10 or images.")
+        str,
+        typer.Argument(
+            help="What to train: digits, citeseer, imagenette, cifar10, images, mabel or sentences."
+        ),
     ] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
@@ -44,6 +47,17 @@ def run(
         str | None,
         typer.Option(help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="mabel, sentences: a masked language model, a name on the hub or a folder.  "
+            "[default: bert-base-uncased]"
+        ),
+    ] = None,
+    alignment: Annotated[
+        str | None,
+        typer.Option(help="mabel: the alignment term's link: same, free or a temperature.  [default: same]"),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
         str | None,
@@ -57,7 +71,8 @@ def run(
         typer.Option(
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
-            "downloaded if not given. For images the folder itself: train/CLASS and val/CLASS, or CLASS.",
+            "downloaded if not given; for language snli, bias and stsb. For images the folder itself: "
+            "train/CLASS and val/CLASS, or CLASS.",
         ),
     ] = None,
     out: Annotated[
@@ -79,6 +94,7 @@ def run(
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
       taufree run imagenette --preset quick          images; on a GPU without the preset
       taufree run images --data FOLDER --links free,0.5
+      taufree run mabel --data FOLDER --model bert-base-uncased
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -96,6 +112,7 @@ def run(
     try:
         names = parse_links(links)
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask}
+        given |= {"model": model, "alignment": alignment}
         chosen = find_recipe(recipe)
         settings, usual = choose_settings(chosen, preset, given)
         device = choose_device(device, precision or "32-true")
@@ -264,7 +281,9 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for command in (run, figures, diagnose, bench):
+    from taufree.cli_language import bias, pretrain_mlm
+
+    for command in (run, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

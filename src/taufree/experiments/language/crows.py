@@ -1,9 +1,9 @@
 """CrowS-Pairs (Nangia et al. 2020): which of two sentences does a model find more likely, by what differs?
 
 Two sentences say the same, one of them of a historically disadvantaged group. As in the code that the paper
-builds on, the tokens in which they differ are masked one at a time, a sentence's score is the mean log-probability of
-these tokens, and the figure is the % of pairs whose more stereotypical sentence scores higher: 50 is unbiased. (Nangia
-et al. sum over the tokens that the two share instead.)
+builds on, the tokens in which they differ are masked one at a time, a sentence's score is the mean
+log-probability of these tokens, and the figure is the % of pairs whose more stereotypical sentence scores
+higher: 50 is unbiased. (Nangia et al. sum over the tokens that the two share instead.)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import csv
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from torch import nn
@@ -79,7 +80,8 @@ def crows_share(rows: Sequence[Row], bias_type: str | None = None) -> float:
     chosen = [row["scores"] for row in rows if bias_type in (None, row["bias_type"])]
     if not chosen:
         raise ValueError(f"rows must hold pairs of the bias {bias_type!r}, got none.")
-    return 100 * sum(scores["sent_more"] > scores["sent_less"] for scores in chosen) / len(chosen)
+    preferred = [100.0 * (scores["sent_more"] > scores["sent_less"]) for scores in chosen]
+    return float(mean(preferred))
 
 
 def differing(first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -88,7 +90,9 @@ def differing(first: Sequence[int], second: Sequence[int]) -> tuple[list[int], l
     >>> differing([1, 5, 2], [1, 6, 7, 2])
     ([1], [1, 2])
     """
-    changes = [change for change in SequenceMatcher(None, first, second).get_opcodes() if change[0] != "equal"]
+    changes = [
+        change for change in SequenceMatcher(None, first, second).get_opcodes() if change[0] != "equal"
+    ]
     return [at for change in changes for at in range(*change[1:3])], [
         at for change in changes for at in range(*change[3:5])
     ]

@@ -59,8 +59,8 @@ class FineTuning(Recipe):
         self.pretrained, missing = load_masked_lm(chosen.model)
         if missing and self.needs_head:
             raise ValueError(
-                f"model must be a whole masked language model, but {chosen.model} lacks {len(missing)} of its "
-                f"weights, {missing[0]} among them; taufree pretrain-mlm adapts it."
+                f"model must be a whole masked language model, but {chosen.model} lacks {len(missing)} of "
+                f"its weights, {missing[0]} among them; taufree pretrain-mlm adapts it."
             )
         self.kinds = len(pairs[0])
         self.tokens = tokenise(self.tokenizer, [one for pair in pairs for one in pair], chosen.length)
@@ -71,7 +71,7 @@ class FineTuning(Recipe):
         return copy.deepcopy(self.pretrained)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW without weight decay, with gradients cut to length 1: the defaults of transformers' Trainer."""
+        """AdamW without weight decay, gradients cut to length 1: the defaults of transformers' Trainer."""
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.settings.learning_rate, weight_decay=0.0, foreach=True
         )
@@ -94,7 +94,7 @@ class FineTuning(Recipe):
         return False
 
     def drawn(self, generator: torch.Generator) -> Iterator[Tensor]:
-        """The numbers of the sentences of each batch, [kinds * batch_size]: all first ones, then all second..."""
+        """The numbers of each batch's sentences, [kinds * batch_size]: all first ones, then all second."""
         size = self.settings.batch_size
         order = torch.randperm(len(self.tokens) // self.kinds, generator=generator)
         for start in range(0, self.steps * size, size):

@@ -76,7 +76,9 @@ def _read_columns(*paths: Path) -> Iterator[tuple[str, str, str]]:
             f"{path.name} {len(lines)}"
             for path, lines in zip(paths, (premises, hypotheses, labels), strict=True)
         )
-        raise ValueError(f"the files of {paths[0].parent} must have as many lines as each other, got {counts}.")
+        raise ValueError(
+            f"the files of {paths[0].parent} must have as many lines as each other, got {counts}."
+        )
     for premise, hypothesis, label in zip(premises, hypotheses, labels, strict=True):
         yield premise.strip(), hypothesis.strip(), label.strip()
 

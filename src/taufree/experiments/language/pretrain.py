@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import math
 import shutil
 import time
@@ -29,8 +30,15 @@ from taufree.experiments.environment import hardware, versions
 from taufree.experiments.language.pairs import CORPORA, read_pairs
 from taufree.experiments.language.scoring import Watch
 from taufree.experiments.language.tokens import (
-    STEP, Tokens, load_masked_lm, load_tokenizer, logits_at, mask, tokenise,
-)  # fmt: skip
+    STEP,
+    Tokens,
+    load_masked_lm,
+    load_tokenizer,
+    logits_at,
+    mask,
+    quiet,
+    tokenise,
+)
 
 HELD_OUT = 2000
 EVERY = 30.0
@@ -115,6 +123,7 @@ def pretrain(
         tokenise(tokenizer, part, settings.length) for part in (text[held_out:], text[:held_out] or text)
     )
 
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces the precision
     fabric = Fabric(accelerator=device, devices=1, precision=precision)
     fabric.launch()
     tokens, test = tokens.to(fabric.device), test.to(fabric.device)
@@ -149,7 +158,9 @@ def pretrain(
         if last or time.monotonic() - saved > EVERY:
             state |= {"epoch": epoch + 1, "seconds": time.monotonic() - started}
             checkpoint.save(
-                epoch + 1, weights, {**state, "parts": {name: part.state_dict() for name, part in parts.items()}}
+                epoch + 1,
+                weights,
+                {**state, "parts": {name: part.state_dict() for name, part in parts.items()}},
             )
             saved = time.monotonic()
     found = {
@@ -163,11 +174,17 @@ def pretrain(
         "versions": versions(),
         "hardware": hardware(fabric.device),
     }
-    weights.save_pretrained(out)  # type: ignore[operator]
-    tokenizer.save_pretrained(out)
+    save(weights, tokenizer, out)
     write_whole(record, json.dumps(found, indent=1) + "\n")
     shutil.rmtree(out / "checkpoint")
     return found
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A folder that transformers, and every ``--model`` here, can load."""
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def batches(tokens: Tokens, size: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -176,8 +193,8 @@ def batches(tokens: Tokens, size: int, generator: torch.Generator) -> Iterator[T
     lengths = -(-tokens.lengths[order] // STEP) * STEP
     groups = [
         group
-        for length in lengths.unique().tolist()
-        for group in order[lengths == length].split(max(1, size // length))
+        for length in sorted(set(lengths.tolist()))
+        for group in torch.split(order[lengths == length], max(1, size // length))
     ]
     for number in torch.randperm(len(groups), generator=generator).tolist():
         yield groups[number]

@@ -1,8 +1,8 @@
 """StereoSet (Nadeem et al. 2021), intrasentence: does a model prefer stereotypes, and does it speak at all?
 
 A context such as "The chess player was BLANK." has three fillings, a stereotype, an anti-stereotype and an
-unrelated word. The model fills the blank token by token, each with the tokens before it in place and itself masked; a
-word's score is the mean probability of its tokens. Of the contexts of one target term,
+unrelated word. The model fills the blank token by token, each with the tokens before it in place and itself
+masked; a word's score is the mean probability of its tokens. Of the contexts of one target term,
 
     SS = % in which the stereotype scores higher than the anti-stereotype (50 is unbiased),
     LM = % of comparisons in which a meaningful word scores higher than the unrelated one (100 is best),
@@ -26,6 +26,12 @@ from taufree.experiments.language.scoring import Question, Row, Watch, log_proba
 
 KINDS = ("stereotype", "anti-stereotype", "unrelated")
 _UNPUNCTUATED = str.maketrans("", "", string.punctuation)
+
+
+def find_stereoset(data: Path) -> Path:
+    """StereoSet's file in ``data/bias``: the official dev.json, or stereoset.jsonl."""
+    official = data / "bias" / "dev.json"
+    return official if official.is_file() else data / "bias" / "stereoset.jsonl"
 
 
 def read_stereoset(path: Path) -> list[Row]:

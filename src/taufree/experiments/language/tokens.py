@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,9 @@ def load_masked_lm(name: str) -> tuple[nn.Module, list[str]]:
 
 def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
     """The sentences, each cut off after ``length`` tokens, special ones included."""
-    rows = tokenizer(list(sentences), truncation=True, max_length=length, add_special_tokens=True)["input_ids"]
+    rows = tokenizer(list(sentences), truncation=True, max_length=length, add_special_tokens=True)[
+        "input_ids"
+    ]
     longest = -max(map(len, rows)) // STEP * -STEP
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.int32)
@@ -79,7 +82,7 @@ def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
 def mask(
     tokens: Tokens, tokenizer: Any, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """BERT's masking of a batch: the masked ids [N, L], the flat positions [K] to predict, what was there [K].
+    """BERT's masking of a batch: masked ids [N, L], the flat positions [K] to predict, what was there [K].
 
     K is 15 % of the words, at least 1, drawn among all of the batch; 80 % of them become the mask token, 10 %
     a random one and 10 % stay.
@@ -112,25 +115,34 @@ def logits_at(model: nn.Module, ids: Tensor, attention: Tensor, positions: Tenso
     return logits
 
 
-def _load(kind: str, name: str, **options: Any) -> Any:
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its own bars and warnings; who calls says what there is to say."""
     try:
-        import transformers
+        from transformers import logging
     except ModuleNotFoundError as error:
         raise BadInputError(
             f'recipes on language need {error.name} as well: pip install "taufree[language]"'
         ) from error
-    # Missing weights are told of by who loads the model, and so is how far it has come.
-    verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
-        return getattr(transformers, kind).from_pretrained(name, **options)
-    except Exception as error:  # whatever the network, the file system or the files have to say
-        raise ValueError(
-            f"model must be the folder or the hub's name of a masked language model, got {name!r}, which "
-            f"cannot be loaded ({type(error).__name__})."
-        ) from error
+        yield
     finally:
-        transformers.logging.set_verbosity(verbosity)
+        logging.set_verbosity(verbosity)
         if bars:
-            transformers.logging.enable_progress_bar()
+            logging.enable_progress_bar()
+
+
+def _load(kind: str, name: str, **options: Any) -> Any:
+    with quiet():
+        import transformers
+
+        try:
+            return getattr(transformers, kind).from_pretrained(name, **options)
+        except Exception as error:  # whatever the network, the file system or the files have to say
+            raise ValueError(
+                f"model must be the folder or the hub's name of a masked language model, got {name!r}, which "
+                f"cannot be loaded ({type(error).__name__})."
+            ) from error

@@ -2,7 +2,8 @@
 
 By the public code of MABEL (He et al. 2022): entailment pairs with a gendered word, and their copies with all
 such words swapped. Three losses: premises against hypotheses (contrastive), the similarities of the
-originals against those of the copies (alignment), and masked language modelling. Judged by StereoSet and CrowS-Pairs.
+originals against those of the copies (alignment), and masked language modelling. Judged by StereoSet and
+CrowS-Pairs.
 """
 
 from __future__ import annotations
@@ -22,13 +23,20 @@ from taufree.experiments.language.crows import crows_pairs, crows_share, read_cr
 from taufree.experiments.language.finetune import FineTuning, LanguageSettings
 from taufree.experiments.language.pairs import read_entailments, swap_pairs
 from taufree.experiments.language.scoring import Row
-from taufree.experiments.language.stereoset import balance, read_stereoset, stereoset, stereoset_summary
+from taufree.experiments.language.stereoset import (
+    balance,
+    find_stereoset,
+    read_stereoset,
+    stereoset,
+    stereoset_summary,
+)
 from taufree.experiments.language.tokens import logits_at, mask
 from taufree.experiments.link_names import make_link, parse_links
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.recipe import Preset, Step
 
 BIAS = "gender"
+TERMS = ("contrastive", "aligning", "modelling")
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,8 @@ class MabelSettings(LanguageSettings):
 
     Attributes:
         alignment: the link of the alignment term: "same" as that of the contrastive term, "free", or a
-            temperature. Near cosine 0 the term is 4 times the squared difference of the cosines for "free" and
-            1/tau^2 times for a temperature, 400 times for 0.05.
+            temperature. Near cosine 0 the term is 4 times the squared difference of the cosines for "free",
+            and 1/tau^2 times for a temperature, 400 times for 0.05.
         alignment_weight, mlm_weight: of the two terms beside the contrastive one.
     """
 
@@ -68,14 +76,13 @@ class Debiased(nn.Module):
         self.language_model = language_model
         width, spread = language_model.config.hidden_size, language_model.config.initializer_range
         self.head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
-        for layer in (self.head[0], self.head[2]):
-            nn.init.normal_(layer.weight, std=spread)
-            nn.init.zeros_(layer.bias)
+        for weights in self.head.parameters():
+            nn.init.normal_(weights, std=spread) if weights.ndim == 2 else nn.init.zeros_(weights)
 
     def forward(
         self, ids: Tensor, attention: Tensor, masked: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Vectors [N, D] of sentences, ids and attention [N, L]; logits [K, V] at positions of the masked ids."""
+        """Vectors [N, D] of ids and attention [N, L], and logits [K, V] at positions of the masked ids."""
         encoder = self.language_model.base_model
         first = encoder(input_ids=ids, attention_mask=attention).last_hidden_state[:, 0]
         logits = logits_at(self.language_model, masked, attention, positions)
@@ -90,10 +97,10 @@ class Mabel(FineTuning):
     settings_type = MabelSettings
     metrics: ClassVar = {
         "icat": "StereoSet's idealised score for gender: lm times balance",
-        "lm": "% of comparisons in StereoSet's gender contexts in which a meaningful word is likelier than an "
-        "unrelated one",
-        "balance": "100 where the stereotype and its opposite are the likelier one equally often there, 0 where "
-        "it is always the same one: min(SS, 100 - SS) / 50",
+        "lm": "% of comparisons in StereoSet's gender contexts in which a meaningful word is likelier than "
+        "an unrelated one",
+        "balance": "100 where the stereotype and its opposite are the likelier one equally often there, 0 "
+        "where it is always the same one: min(SS, 100 - SS) / 50",
         "crows_balance": "the same for the gender pairs of CrowS-Pairs",
         "icat_all": "icat over StereoSet's contexts of every kind of bias",
     }
@@ -109,7 +116,7 @@ class Mabel(FineTuning):
         if pairs.left_out:
             total = len(pairs.quadruples) + pairs.left_out
             self.notes.append(
-                f"{pairs.left_out} of {total} gendered pairs are left out: swapped back they would not be the same."
+                f"{pairs.left_out} of {total} gendered pairs are left out: swapped back they would differ."
             )
         assert data is not None
         self.contexts = self._some(read_stereoset(find_stereoset(data)))
@@ -117,6 +124,7 @@ class Mabel(FineTuning):
         self.sentences = self._some([row for row in pairs_of_sentences if row["bias_type"] == BIAS])
         self.aligned = None if self.settings.alignment == "same" else make_link(self.settings.alignment)
         self.prepare(list(pairs.quadruples), data)
+        self._terms: list[Tensor] = []
 
     def model(self) -> nn.Module:
         return Debiased(self.language_model())
@@ -139,17 +147,22 @@ class Mabel(FineTuning):
         premises = torch.cat([premise, other_premise])
         hypotheses = torch.cat([hypothesis, other_hypothesis])
         chosen = self.settings
-        loss = (
-            info_nce(premises, hypotheses, link=link)
-            + chosen.alignment_weight * alignment(*vectors.chunk(4), self.aligned or link)
-            + chosen.mlm_weight * cross_entropy(logits.float(), targets)
-        )
+        contrastive = info_nce(premises, hypotheses, link=link)
+        aligning = alignment(vectors, self.aligned or link)
+        modelling = cross_entropy(logits.float(), targets)
+        self._terms.append(torch.stack([contrastive, aligning, modelling]).detach())
+        loss = contrastive + chosen.alignment_weight * aligning + chosen.mlm_weight * modelling
         return Step(loss, observe_pairs(premises, hypotheses, link))
 
     def follow(self, model: nn.Module) -> dict[str, float]:
-        """The figures as they are published, ``ss`` and ``crows`` best at 50, and those that :meth:`evaluate`
-        gives, after each epoch."""
-        language_model = model.language_model
+        """The epoch's mean of each term before it is weighted, and what :meth:`evaluate` gives."""
+        means = torch.stack(self._terms).mean(0).tolist()
+        self._terms.clear()
+        return {**dict(zip(TERMS, means, strict=True)), **self.evaluate(model)}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The metrics, and the figures as they are published: ``ss`` and ``crows`` are best at 50."""
+        language_model: Any = model.language_model
         rows = stereoset(language_model, self.tokenizer, self.contexts)
         gender, all_kinds = stereoset_summary(rows, BIAS), stereoset_summary(rows)
         share = crows_share(crows_pairs(language_model, self.tokenizer, self.sentences))
@@ -161,35 +174,28 @@ class Mabel(FineTuning):
             "crows_balance": balance(share),
         }
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return self.follow(model)
-
     def _some(self, rows: list[Row]) -> list[Row]:
         """The first ones, those of gender before the others."""
         rows = sorted(rows, key=lambda row: row["bias_type"] != BIAS)
         return rows[: self.settings.subset or len(rows)]
 
 
-def alignment(
-    premise: Tensor, hypothesis: Tensor, other_premise: Tensor, other_hypothesis: Tensor, link: Link
-) -> Tensor:
-    """How much swapping the gender changes the scores of premises against hypotheses, each [B, D].
+def alignment(vectors: Tensor, link: Link) -> Tensor:
+    """How much swapping the gender changes the scores of premises against hypotheses.
 
-    With s_ij the link of the cosine of premise i and hypothesis j, and s'_ij that of the swapped ones, the mean over
-    i of the sum over j of (s_ij - s'_ij)^2, as in MABEL's code.
+    With s_ij the link of the cosine of premise i and hypothesis j, and s'_ij that of the swapped ones, the
+    mean over i of the sum over j of (s_ij - s'_ij)^2, as in MABEL's code.
+
+    Args:
+        vectors: [4 B, D], premises, hypotheses, swapped premises, swapped hypotheses.
     """
-    with full_precision(premise.device):
+    premise, hypothesis, other_premise, other_hypothesis = vectors.chunk(4)
+    with full_precision(vectors.device):
         scores = []
         for rows, columns in ((premise, hypothesis), (other_premise, other_hypothesis)):
             gap, rise = similarity(*normalize(rows), *normalize(columns))
             scores.append(link.logit((rise - gap) / 2, gap, rise))
-        return (scores[0] - scores[1]).square().sum(1).mean().to(premise.dtype)
-
-
-def find_stereoset(data: Path) -> Path:
-    """StereoSet's file in ``data/bias``: the official dev.json, or stereoset.jsonl."""
-    official = data / "bias" / "dev.json"
-    return official if official.is_file() else data / "bias" / "stereoset.jsonl"
+        return (scores[0] - scores[1]).square().sum(1).mean().to(vectors.dtype)
 
 
 RECIPE = Mabel

@@ -56,7 +56,7 @@ class Sentences(FineTuning):
     title = "sentence vectors from SNLI's entailment pairs"
     settings_type = SentencesSettings
     metrics: ClassVar = {
-        "test": "100 times Spearman's correlation of cosines with people's judgement, STS benchmark, test part",
+        "test": "100 times Spearman's correlation of cosines with people's judgement, STS-B's test part",
         "dev": "the same for its development part, by which nothing is chosen here",
     }
     presets: ClassVar = {
@@ -75,7 +75,7 @@ class Sentences(FineTuning):
         self.judged: dict[str, tuple[Tokens, list[float]]] = {}
         for part, rows in judged.items():
             rows = rows[: self.settings.subset or len(rows)]
-            texts = [row[side] for side in (0, 1) for row in rows]
+            texts = [row[0] for row in rows] + [row[1] for row in rows]
             tokens = tokenise(self.tokenizer, texts, self.settings.length)
             self.judged[part] = tokens, [row[2] for row in rows]
 
@@ -96,10 +96,11 @@ class Sentences(FineTuning):
         found = {}
         for part, (tokens, scores) in self.judged.items():
             vectors = []
-            for rows in torch.arange(len(tokens)).split(CHUNK):
+            for rows in torch.split(torch.arange(len(tokens)), CHUNK):
                 taken = tokens.take(rows)
                 vectors.append(model(taken.ids, taken.attention))
-            cosines = cosine_similarity(*torch.cat(vectors).float().chunk(2))
+            first, second = torch.cat(vectors).float().chunk(2)
+            cosines = cosine_similarity(first, second)
             found[part] = 100 * float(spearmanr(cosines.cpu().numpy(), scores).statistic)
         return found
 
