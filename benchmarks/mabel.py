@@ -1,14 +1,14 @@
-"""The paper's language table: MABEL with each link, StereoSet and CrowS-Pairs; and STS-B, with paired seeds.
+"""The paper's language table: MABEL with each link by StereoSet and CrowS-Pairs; and STS-B; paired seeds.
 
-    python benchmarks/mabel.py half ENCODER runs/minilm     # a copy of a model's folder, its weights in float16
+    python benchmarks/mabel.py half ENCODER runs/minilm     # a copy of a model's folder, weights in float16
     python benchmarks/mabel.py run --data FOLDER --encoder runs/minilm --seconds 540 --jobs 5
     python benchmarks/mabel.py table                        # the tables of docs/language.md, from the results
 
 The paper's BERT-base needs a download of 440 MB; ``--model bert-base-uncased`` takes it, or any other masked
 language model. Without it, ``run`` makes one of a small encoder by `taufree pretrain-mlm` (runs/adapted, its
-weights rounded to float16, so that a copy of it is the same model). Each step that the results lack is done until
-``--seconds`` are over; the same command again goes on. Writes benchmarks/results/mabel.jsonl, a line as soon as
-it is there: kind "base" is the model before MABEL, "run" a line of `taufree run`.
+weights rounded to float16, so that a copy of it is the same model). What the results lack is done until
+``--seconds`` are over; the same command again goes on. Writes benchmarks/results/mabel.jsonl: lines of kind
+"base" are of the model before MABEL, those of kind "run" are lines of `taufree run`.
 """
 
 from __future__ import annotations
@@ -83,9 +83,15 @@ def adapt(chosen: argparse.Namespace, device: str, precision: str) -> str:
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("masked language modelling", total=None)
             pretrain(
-                str(chosen.encoder), chosen.data, whole, settings, device=device, precision=precision,
-                watch=lambda done, total: progress.update(task, completed=done, total=total), note=print,
-            )  # fmt: skip
+                os.path.relpath(chosen.encoder),
+                chosen.data,
+                whole,
+                settings,
+                device=device,
+                precision=precision,
+                watch=lambda done, total: progress.update(task, completed=done, total=total),
+                note=print,
+            )
         half(whole, ADAPTED)
     return str(ADAPTED)
 
@@ -253,9 +259,9 @@ def table(chosen: argparse.Namespace) -> None:
         if base["pretraining"]:
             made = base["pretraining"]
             print(
-                f"Perplexity of masked tokens in {made['held_out']:,} held-out sentences: {made['before']:,.1f} "
-                f"before, {made['after']:.1f} after {made['settings']['epochs']} epochs over {made['sentences']:,} "
-                f"sentences in {made['seconds']:.0f} s.\n"
+                f"Perplexity of masked tokens in {made['held_out']:,} held-out sentences: "
+                f"{made['before']:,.1f} before, {made['after']:.1f} after {made['settings']['epochs']} "
+                f"epochs over {made['sentences']:,} sentences in {made['seconds']:.0f} s.\n"
             )
         if part := [line for line in of_model if line["recipe"] == "mabel"]:
             mabel_table(base, part)

@@ -46,20 +46,23 @@ def read_stereoset(path: Path) -> list[Row]:
     text = path.read_text(encoding="utf-8")
     try:
         if path.suffix == ".jsonl":
-            found = [json.loads(line) for line in text.splitlines()]
-            rows = [row for row in found if row["type"] == "intrasentence"]
+            lines = [json.loads(line) for line in text.splitlines()]
+            rows = [row for row in lines if row["type"] == "intrasentence"]
         else:
             rows = [
                 {**row, **{one["gold_label"]: one["sentence"] for one in row["sentences"]}}
                 for row in json.loads(text)["data"]["intrasentence"]
             ]
-        return [
+        found = [
             {name: row[name] for name in ("target", "bias_type", "context")}
             | {kind: _filling(row["context"], row[kind]) for kind in KINDS}
             for row in rows
         ]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} does not hold StereoSet's examples ({type(error).__name__}).") from error
+    if not found:
+        raise ValueError(f"{path} must hold StereoSet's intrasentence examples, but has none.")
+    return found
 
 
 def stereoset(
