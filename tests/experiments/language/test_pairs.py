@@ -1,8 +1,12 @@
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from taufree.experiments.language.pairs import read_entailments, read_pairs
+from taufree.experiments.language.pairs import read_entailments, read_pairs, swap_pairs
+
+DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 
 def write_columns(folder, premises, hypotheses, labels):
@@ -40,3 +44,13 @@ def test_what_is_wrong_with_the_files_is_said_in_a_sentence(tmp_path, break_it, 
     break_it(tmp_path / "snli")
     with pytest.raises(ValueError, match=sentence):
         read_entailments(tmp_path)
+
+
+@pytest.mark.skipif(not (DATA / "snli").is_dir(), reason=f"SNLI is not in {DATA}")
+def test_the_counts_in_the_docs_are_those_of_the_data():
+    page = (Path(__file__).parents[3] / "docs" / "language.md").read_text(encoding="utf-8")
+    pairs = swap_pairs(read_entailments(DATA))
+    rows = pairs.quadruples
+    same = [sum(row[side] == row[side + 2] for row in rows) for side in (1, 0)]
+    assert f"In {same[0]:,} of the {len(rows):,} pairs the hypothesis, and in {same[1]:,} the premise" in page
+    assert f"{pairs.left_out} of SNLI's {len(rows) + pairs.left_out:,} gendered pairs" in page
