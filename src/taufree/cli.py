@@ -30,7 +30,7 @@ _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 def run(
     recipe: Annotated[
         str,
-        typer.Argument(help="What to train: digits, citeseer, imagenette, cifar10, images, msc or dcrec."),
+        typer.Argument(help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences."),
     ] = "digits",
     links: Annotated[
         str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
@@ -69,6 +69,17 @@ def run(
         bool | None,
         typer.Option(help="dcrec: no negatives with the same last item, or, as in the public code, with."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="mabel, sentences: a masked language model, a name on the hub or a folder.  "
+            "[default: bert-base-uncased]"
+        ),
+    ] = None,
+    alignment: Annotated[
+        str | None,
+        typer.Option(help="mabel: the alignment term's link: same, free or a temperature.  [default: same]"),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
         str | None,
@@ -82,8 +93,8 @@ def run(
         typer.Option(
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
-            "downloaded if not given, or dcrec. For images and msc the folder itself: train/CLASS and "
-            "val/CLASS, or CLASS.",
+            "downloaded if not given; dcrec; snli, bias and stsb for mabel and sentences. For images and msc "
+            "the folder itself: train/CLASS and val/CLASS, or CLASS.",
         ),
     ] = None,
     out: Annotated[
@@ -107,6 +118,7 @@ def run(
       taufree run images --data FOLDER --links free,0.5
       taufree run msc --data FOLDER --normal CLASS   anomaly detection: a score for each test image
       taufree run dcrec --preset quick --dataset beauty --data FOLDER
+      taufree run mabel --data FOLDER --model bert-base-uncased
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -126,6 +138,7 @@ def run(
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}
         given |= {"protocol": protocol, "backbone": backbone, "weights": weights, "angular": angular}
         given |= {"dataset": dataset, "ids": ids}
+        given |= {"model": model, "alignment": alignment}
         chosen = find_recipe(recipe)
         settings, usual = choose_settings(chosen, preset, given)
         device = choose_device(device, precision or "32-true")
@@ -332,7 +345,9 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for command in (run, sequences, figures, diagnose, bench):
+    from taufree.cli_language import bias, pretrain_mlm
+
+    for command in (run, sequences, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

@@ -1,0 +1,134 @@
+"""The commands of ``taufree`` for masked language models: how biased is one, and make one of an encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taufree.cli import _bar, _need, _refuse
+
+
+def bias(
+    model: Annotated[str, typer.Argument(help="A masked language model: a name on the hub or a folder.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            envvar="TAUFREE_DATA",
+            help="Folder with bias/dev.json or bias/stereoset.jsonl, and bias/crows_pairs_anonymized.csv.",
+        ),
+    ],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder of the answers to every example.")] = Path("bias"),
+) -> None:
+    """Measure a masked language model by StereoSet and CrowS-Pairs.
+
+    LM is best at 100; SS and CrowS-Pairs are shares of preferred stereotypes, best at 50; ICAT is LM times
+    how near SS is to 50. OUT/stereoset.jsonl and OUT/crows.jsonl hold each example's scores, one a line.
+
+    \b
+    Example:
+      taufree bias bert-base-uncased --data FOLDER --out bias
+    """
+    from taufree.experiments.environment import choose_device
+    from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
+    from taufree.experiments.language.scoring import write_rows
+    from taufree.experiments.language.stereoset import (
+        find_stereoset,
+        read_stereoset,
+        stereoset,
+        stereoset_summary,
+    )
+    from taufree.experiments.language.tokens import load_masked_lm, load_tokenizer
+
+    try:
+        chosen = choose_device(device, "32-true")
+        contexts = read_stereoset(find_stereoset(data))
+        pairs = read_crows(data / "bias" / "crows_pairs_anonymized.csv")
+        network, missing = load_masked_lm(model)
+        if missing:
+            raise ValueError(f"model must be a whole masked language model, but {model} lacks {missing[0]}.")
+        tokenizer = load_tokenizer(model)
+        with _bar("StereoSet") as watch:
+            answers = stereoset(network.to(chosen), tokenizer, contexts, watch)
+        with _bar("CrowS-Pairs") as watch:
+            choices = crows_pairs(network, tokenizer, pairs, watch)
+    except ValueError as error:
+        _refuse(error)
+    try:
+        write_rows(answers, out / "stereoset.jsonl")
+        write_rows(choices, out / "crows.jsonl")
+    except OSError as error:
+        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    kinds = [None, *sorted({row["bias_type"] for row in answers})]
+    for kind in kinds:
+        found = stereoset_summary(answers, kind)
+        count = sum(kind in (None, row["bias_type"]) for row in answers)
+        typer.echo(
+            f"StereoSet, {kind or 'all'} ({count} contexts): LM {found['lm']:.2f}, SS {found['ss']:.2f}, "
+            f"ICAT {found['icat']:.2f}"
+        )
+    for kind in [None, *sorted({row["bias_type"] for row in choices})]:
+        count = sum(kind in (None, row["bias_type"]) for row in choices)
+        typer.echo(f"CrowS-Pairs, {kind or 'all'} ({count} pairs): {crows_share(choices, kind):.2f}")
+    typer.echo(f"Each example: {out}")
+
+
+def pretrain_mlm(
+    model: Annotated[str, typer.Argument(help="An encoder or masked language model: a name or a folder.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            envvar="TAUFREE_DATA",
+            help="Folder with text/*.txt or *.txt.gz, a sentence a line, and, if there, snli and mnli.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the trained model.")],
+    epochs: Annotated[int, typer.Option(help="Passes over the sentences.")] = 10,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 16384,
+    learning_rate: Annotated[float, typer.Option(help="The highest one.")] = 3e-4,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true, bf16-mixed, ...  [default: 32-true; on CUDA bf16-mixed]")
+    ] = None,
+) -> None:
+    """Train a masked language model on plain sentences.
+
+    An encoder without the head that predicts words gets one. An interrupted command, given again, goes on
+    where it stopped. At the end: the perplexity of masked tokens of held-out sentences, before and after.
+
+    \b
+    Example:
+      taufree pretrain-mlm FOLDER/encoder --data FOLDER --out models/adapted
+    """
+    _need("lightning")
+    from taufree.experiments.environment import choose_device
+    from taufree.experiments.language.pretrain import PretrainSettings, pretrain
+
+    try:
+        chosen = choose_device(device, precision or "32-true")
+        settings = PretrainSettings(epochs=epochs, tokens=tokens, learning_rate=learning_rate)
+        with _bar("training") as watch:
+            found = pretrain(
+                model,
+                data,
+                out,
+                settings,
+                device=chosen,
+                precision=precision or ("bf16-mixed" if chosen == "cuda" else "32-true"),
+                watch=watch,
+                note=lambda sentence: typer.echo(sentence, err=True),
+            )
+    except ValueError as error:
+        _refuse(error)
+    except OSError as error:
+        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped; give the same command again to go on from {out}.", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(
+        f"Perplexity on {found['held_out']} held-out sentences: {found['before']:.1f} before, "
+        f"{found['after']:.1f} after {epochs} epochs over {found['sentences']} sentences."
+    )
+    typer.echo(f"Model: {out}")

@@ -1,0 +1,102 @@
+"""What the recipes that train a pretrained masked language model on sentence pairs share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from taufree.experiments.language.tokens import Tokens, load_masked_lm, load_tokenizer, tokenise
+from taufree.experiments.recipe import BatchSettings, Recipe
+
+LONGEST_GRADIENT = 1.0
+
+
+@dataclass(frozen=True)
+class LanguageSettings(BatchSettings):
+    """Settings of all of them.
+
+    Attributes:
+        model: name on the hub, or folder, of a masked language model of transformers.
+        length: sentences are cut off after so many tokens.
+        subset: use so many pairs, and evaluate so many examples, at most; 0 is all.
+    """
+
+    batch_size: int = 16
+    learning_rate: float = 5e-5
+    model: str = "bert-base-uncased"
+    length: int = 128
+    subset: int = 0
+
+
+class FineTuning(Recipe):
+    """The sentences of a pair have numbers, ``kinds`` of them; all are tokenised when the data are read."""
+
+    gpu_precision = "bf16-mixed"
+    needs_head: ClassVar[bool] = True
+    """Whether the model must come with the head that predicts masked tokens."""
+
+    settings: LanguageSettings
+    tokens: Tokens
+    kinds: int
+
+    def prepare(self, pairs: list[tuple[str, ...]], data: Path | None) -> None:
+        """Tokenise the pairs, of which each is a tuple of ``kinds`` sentences."""
+        chosen = self.settings
+        pairs = pairs[: chosen.subset or len(pairs)]
+        if len(pairs) < chosen.batch_size:
+            raise ValueError(
+                f"batch_size must be at most {len(pairs)}, the number of sentence pairs in {data}, "
+                f"got {chosen.batch_size}."
+            )
+        self.tokenizer = load_tokenizer(chosen.model)
+        self.pretrained, missing = load_masked_lm(chosen.model)
+        if missing and self.needs_head:
+            raise ValueError(
+                f"model must be a whole masked language model, but {chosen.model} lacks {len(missing)} of "
+                f"its weights, {missing[0]} among them; taufree pretrain-mlm adapts it."
+            )
+        self.kinds = len(pairs[0])
+        self.tokens = tokenise(self.tokenizer, [one for pair in pairs for one in pair], chosen.length)
+        self.steps = len(pairs) // chosen.batch_size
+
+    def language_model(self) -> Any:
+        """A copy of the pretrained model."""
+        return copy.deepcopy(self.pretrained)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW without weight decay, gradients cut to length 1: the defaults of transformers' Trainer."""
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=self.settings.learning_rate, weight_decay=0.0, foreach=True
+        )
+
+        def cut(*_: Any) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), LONGEST_GRADIENT)
+
+        # Before the step itself, where float16's scale is already taken out of the gradients.
+        optimizer.register_step_pre_hook(cut)
+        return optimizer
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """Linear from 1 to 0 over all steps."""
+        total = self.settings.epochs * self.steps
+        return LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+
+    def settle(self, model: nn.Module, device: torch.device) -> bool:
+        self.device = device
+        self.tokens = self.tokens.to(device)
+        return False
+
+    def drawn(self, generator: torch.Generator) -> Iterator[Tensor]:
+        """The numbers of each batch's sentences, [kinds * batch_size]: all first ones, then all second."""
+        size = self.settings.batch_size
+        order = torch.randperm(len(self.tokens) // self.kinds, generator=generator)
+        for start in range(0, self.steps * size, size):
+            pairs = order[start : start + size]
+            yield (self.kinds * pairs + torch.arange(self.kinds)[:, None]).flatten()

@@ -1,0 +1,96 @@
+"""Pairs of sentences from the files of natural language inference, SNLI and MNLI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from taufree.experiments.language.swap import is_gendered, swapped
+
+CORPORA = ("snli", "mnli")
+LAYOUT = "s1.*, s2.* and labels.* with a sentence a line, or the official *.jsonl"
+
+
+@dataclass(frozen=True)
+class SwappedPairs:
+    """Entailment pairs and their swapped copies.
+
+    Attributes:
+        quadruples: premise, hypothesis, swapped premise, swapped hypothesis of each pair.
+        left_out: gendered pairs that cannot be swapped back and forth, see :func:`swap.swapped`.
+    """
+
+    quadruples: list[tuple[str, str, str, str]]
+    left_out: int
+
+
+def read_entailments(data: Path | None) -> list[tuple[str, str]]:
+    """Premise and hypothesis of every entailment pair in ``data/snli`` and ``data/mnli``, each once.
+
+    Raises ValueError with one sentence where there are none.
+    """
+    rows = read_pairs(data)
+    return list(dict.fromkeys((first, second) for first, second, label in rows if label == "entailment"))
+
+
+def read_pairs(data: Path | None) -> Iterator[tuple[str, str, str]]:
+    """Premise, hypothesis and label of all pairs."""
+    folders = [data / name for name in CORPORA if (data / name).is_dir()] if data is not None else []
+    if not folders:
+        raise ValueError(
+            f"the sentence pairs need --data FOLDER with {' or '.join(CORPORA)} in it ({LAYOUT}), got {data}."
+        )
+    for folder in folders:
+        labels, lines = sorted(folder.glob("labels.*")), sorted(folder.glob("*.jsonl"))
+        if not labels and not lines:
+            raise ValueError(f"{folder} must hold {LAYOUT}.")
+        for path in labels:
+            yield from _read_columns(*(path.with_name(name + path.suffix) for name in ("s1", "s2", "labels")))
+        for path in lines:
+            yield from _read_json(path)
+
+
+def swap_pairs(pairs: list[tuple[str, str]]) -> SwappedPairs:
+    """The pairs in which the premise or the hypothesis is gendered, with their swapped copies.
+
+    >>> swap_pairs([("A man naps .", "He sleeps ."), ("A dog naps .", "It sleeps .")]).quadruples
+    [('A man naps .', 'He sleeps .', 'A woman naps .', 'She sleeps .')]
+    """
+    gendered = [pair for pair in pairs if any(map(is_gendered, pair))]
+    quadruples = []
+    for premise, hypothesis in gendered:
+        other, another = swapped(premise), swapped(hypothesis)
+        if other is not None and another is not None:
+            quadruples.append((premise, hypothesis, other, another))
+    return SwappedPairs(quadruples, len(gendered) - len(quadruples))
+
+
+def _read_columns(*paths: Path) -> Iterator[tuple[str, str, str]]:
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise ValueError(f"{paths[0].parent} must hold {LAYOUT}, but lacks {', '.join(missing)}.")
+    premises, hypotheses, labels = (path.read_text(encoding="utf-8").splitlines() for path in paths)
+    if not len(premises) == len(hypotheses) == len(labels):
+        counts = ", ".join(
+            f"{path.name} {len(lines)}"
+            for path, lines in zip(paths, (premises, hypotheses, labels), strict=True)
+        )
+        raise ValueError(
+            f"the files of {paths[0].parent} must have as many lines as each other, got {counts}."
+        )
+    for premise, hypothesis, label in zip(premises, hypotheses, labels, strict=True):
+        yield premise.strip(), hypothesis.strip(), label.strip()
+
+
+def _read_json(path: Path) -> Iterator[tuple[str, str, str]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                yield row["sentence1"].strip(), row["sentence2"].strip(), row["gold_label"]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{path}:{number} must be JSON with sentence1, sentence2 and gold_label "
+                    f"({type(error).__name__})."
+                ) from error

@@ -1,0 +1,148 @@
+"""Sentences as tensors, made once; masked language models, and their logits where they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from taufree.experiments.run import BadInputError
+
+STEP = 16
+"""Batches are padded to a multiple of this, so that there are few different shapes."""
+SHARE, KEPT, RANDOM = 0.15, 0.1, 0.1
+"""BERT's masking: this share of the tokens is predicted; of these so many are kept, so many are random."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sentences as rows of token numbers.
+
+    Shape:
+        ids: [N, L], padded at the end; attention: [N, L], 1 where there is a token; words: [N, L], True where
+        a token may be masked, which special tokens may not. Lengths and words are also counted on the CPU,
+        ``lengths`` [N] and ``counts`` [N], so that no one has to wait for a device to know a shape.
+    """
+
+    ids: Tensor
+    attention: Tensor
+    words: Tensor
+    lengths: Tensor
+    counts: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def to(self, device: torch.device) -> Tokens:
+        """The same with its rows on the device."""
+        rows = (self.ids.to(device), self.attention.to(device), self.words.to(device))
+        return Tokens(*rows, self.lengths, self.counts)
+
+    def take(self, rows: Tensor) -> Tokens:
+        """Some of the sentences (their numbers on the CPU), padded to the next multiple of :data:`STEP`."""
+        lengths = self.lengths[rows]
+        longest = min(-int(lengths.max()) // STEP * -STEP, self.ids.shape[1])
+        there = rows.to(self.ids.device)
+        ids, attention, words = (part[there, :longest] for part in (self.ids, self.attention, self.words))
+        return Tokens(ids.long(), attention.long(), words, lengths, self.counts[rows])
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model, by its name on the hub or its folder."""
+    return _load("AutoTokenizer", name)
+
+
+def load_masked_lm(name: str) -> tuple[nn.Module, list[str]]:
+    """A masked language model in float32, and the names of weights that its files lack and that are random.
+
+    Raises ValueError with one sentence where there is no such model.
+    """
+    model, report = _load("AutoModelForMaskedLM", name, output_loading_info=True)
+    return model.float(), sorted(report["missing_keys"])
+
+
+def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
+    """The sentences, each cut off after ``length`` tokens, special ones included."""
+    rows = tokenizer(list(sentences), truncation=True, max_length=length, add_special_tokens=True)[
+        "input_ids"
+    ]
+    longest = -max(map(len, rows)) // STEP * -STEP
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.int32)
+    attention = torch.arange(longest) < lengths[:, None]
+    ids[attention] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+    words = attention & ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids, dtype=torch.int32))
+    return Tokens(ids, attention, words, lengths, words.sum(1))
+
+
+def mask(
+    tokens: Tokens, tokenizer: Any, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """BERT's masking of a batch: masked ids [N, L], the flat positions [K] to predict, what was there [K].
+
+    K is 15 % of the words, at least 1, drawn among all of the batch; 80 % of them become the mask token, 10 %
+    a random one and 10 % stay.
+
+    Args:
+        generator: of the tokens' device.
+    """
+    ids, device = tokens.ids, tokens.ids.device
+    draw = torch.rand(ids.shape, generator=generator, device=device).masked_fill(~tokens.words, -1)
+    positions = draw.flatten().topk(max(1, round(SHARE * int(tokens.counts.sum())))).indices
+    targets = ids.flatten()[positions]
+    fate = torch.rand(len(positions), generator=generator, device=device)
+    anything = torch.randint(len(tokenizer), targets.shape, generator=generator, device=device)
+    new = torch.where(fate < KEPT, targets, torch.full_like(targets, tokenizer.mask_token_id))
+    new = torch.where(fate >= 1 - RANDOM, anything, new)
+    return ids.flatten().index_copy(0, positions, new).view_as(ids), positions, targets
+
+
+def logits_at(model: nn.Module, ids: Tensor, attention: Tensor, positions: Tensor) -> Tensor:
+    """A masked language model's logits [K, V] at flat positions [K] of ids [N, L], and nowhere else.
+
+    Over all tokens the last layer, from width to vocabulary, would cost as much as the rest of a small model.
+    """
+    last: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    hook = last.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[positions],))
+    try:
+        logits: Tensor = model(input_ids=ids, attention_mask=attention).logits
+    finally:
+        hook.remove()
+    return logits
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its own bars and warnings; who calls says what there is to say."""
+    try:
+        from transformers import logging
+    except ModuleNotFoundError as error:
+        raise BadInputError(
+            f'recipes on language need {error.name} as well: pip install "taufree[language]"'
+        ) from error
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _load(kind: str, name: str, **options: Any) -> Any:
+    with quiet():
+        import transformers
+
+        try:
+            return getattr(transformers, kind).from_pretrained(name, **options)
+        except Exception as error:  # whatever the network, the file system or the files have to say
+            raise ValueError(
+                f"model must be the folder or the hub's name of a masked language model, got {name!r}, which "
+                f"cannot be loaded ({type(error).__name__})."
+            ) from error

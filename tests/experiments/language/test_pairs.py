@@ -1,0 +1,56 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from taufree.experiments.language.pairs import read_entailments, read_pairs, swap_pairs
+
+DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
+
+
+def write_columns(folder, premises, hypotheses, labels):
+    folder.mkdir(exist_ok=True)
+    for name, lines in (("s1", premises), ("s2", hypotheses), ("labels", labels)):
+        (folder / f"{name}.dev").write_text("".join(f"{line} \n" for line in lines))
+
+
+def test_both_layouts_give_the_entailments_once_each(tmp_path):
+    write_columns(
+        tmp_path / "snli", ["a", "a", "b"], ["c", "c", "d"], ["entailment", "entailment", "neutral"]
+    )
+    (tmp_path / "mnli").mkdir()
+    rows = [{"sentence1": "e", "sentence2": "f", "gold_label": label} for label in ("entailment", "-")]
+    (tmp_path / "mnli" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert len(list(read_pairs(tmp_path))) == 5
+    assert read_entailments(tmp_path) == [("a", "c"), ("e", "f")]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda folder: (folder / "s2.dev").unlink(), "lacks s2.dev"),
+        (lambda folder: (folder / "s2.dev").write_text("one\n"), "s1.dev 2, s2.dev 1, labels.dev 2"),
+        (
+            lambda folder: (folder / "more.jsonl").write_text('{"sentence1": "a"}'),
+            "more.jsonl:1 must be JSON",
+        ),
+        (lambda folder: [path.unlink() for path in folder.iterdir()], "must hold s1"),
+        (lambda folder: folder.rename(folder.with_name("other")), "need --data FOLDER with snli or mnli"),
+    ],
+)
+def test_what_is_wrong_with_the_files_is_said_in_a_sentence(tmp_path, break_it, sentence):
+    write_columns(tmp_path / "snli", ["a", "b"], ["c", "d"], ["entailment", "neutral"])
+    break_it(tmp_path / "snli")
+    with pytest.raises(ValueError, match=sentence):
+        read_entailments(tmp_path)
+
+
+@pytest.mark.skipif(not (DATA / "snli").is_dir(), reason=f"SNLI is not in {DATA}")
+def test_the_counts_in_the_docs_are_those_of_the_data():
+    page = (Path(__file__).parents[3] / "docs" / "language.md").read_text(encoding="utf-8")
+    pairs = swap_pairs(read_entailments(DATA))
+    rows = pairs.quadruples
+    same = [sum(row[side] == row[side + 2] for row in rows) for side in (1, 0)]
+    assert f"In {same[0]:,} of the {len(rows):,} pairs the hypothesis, and in {same[1]:,} the premise" in page
+    assert f"{pairs.left_out} of SNLI's {len(rows) + pairs.left_out:,} gendered pairs" in page

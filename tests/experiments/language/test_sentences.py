@@ -1,0 +1,77 @@
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch.nn.functional import cosine_similarity
+
+from taufree import info_nce
+from taufree.experiments.recipes.sentences import Sentences, SentencesSettings, read_stsb
+from taufree.experiments.run import Run
+from taufree.experiments.runner import Training
+
+PEOPLE = ["man", "woman", "boy", "girl", "nurse", "doctor", "dog", "cat"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    for name in ("snli", "stsb"):
+        (tmp_path / name).mkdir()
+    texts = {
+        "s1": [f"The {one} is walking outside the house ." for one in PEOPLE],
+        "s2": [f"A {one} walks ." for one in PEOPLE],
+        "labels": ["entailment"] * len(PEOPLE),
+    }
+    for name, lines in texts.items():
+        (tmp_path / "snli" / f"{name}.dev").write_text("\n".join(lines))
+    rows = [
+        f'"The {one}, outside","a {other} plays",{float(one == other) * 5}'
+        for one in PEOPLE
+        for other in PEOPLE
+    ]
+    for part in ("dev", "test"):
+        (tmp_path / "stsb" / f"{part}.csv").write_text("\n".join(rows))
+    return tmp_path
+
+
+def begun(data, folder, link="free", **settings):
+    settings = SentencesSettings(**{"epochs": 1, "batch_size": 8, "model": str(folder), **settings})
+    recipe = Sentences(settings)
+    recipe.load(data)
+    return Training(Run("sentences", link, 0, settings), recipe)
+
+
+def test_a_step_is_info_nce_of_mean_states_and_the_figure_is_spearmans(data, headless, tokenizer):
+    training = begun(data, headless)  # no head is needed
+    recipe, model = training.recipe, training.weights.eval()
+    batch = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+
+    def vector(text):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        return model.encoder(input_ids=ids).last_hidden_state[0].mean(0)
+
+    with torch.no_grad():
+        texts = tokenizer.batch_decode(batch[0], skip_special_tokens=True)
+        vectors = torch.stack([vector(text) for text in texts])
+        expected = info_nce(*vectors.chunk(2), link=training.link)
+        assert recipe.step(model, batch, training.link).loss.item() == pytest.approx(
+            expected.item(), rel=1e-4
+        )
+        rows = read_stsb(data / "stsb" / "dev.csv")
+        cosines = [cosine_similarity(vector(a), vector(b), dim=0).item() for a, b, _ in rows]
+        figure = 100 * spearmanr(cosines, [score for *_, score in rows]).statistic
+        assert recipe.evaluate(model)["dev"] == pytest.approx(figure, abs=1e-3)
+
+
+@pytest.mark.parametrize("link", ["free", "0.05"])
+def test_training_brings_pairs_together(data, headless, link):
+    training = begun(data, headless, link, epochs=20, learning_rate=1e-2)
+    losses = [training.train_epoch() for _ in range(20)]
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_a_damaged_benchmark_is_refused(data, headless):
+    (data / "stsb" / "dev.csv").write_text("a,b\n")
+    with pytest.raises(ValueError, match="must have rows of two sentences and a number"):
+        begun(data, headless)
+    (data / "stsb" / "dev.csv").unlink()
+    with pytest.raises(ValueError, match="is not there"):
+        begun(data, headless)
