@@ -19,12 +19,11 @@ for name, kind in {"float_": np.float64, "complex_": np.complex128, "unicode_": 
         setattr(np, name, kind)
 
 recbole = pytest.importorskip("recbole", reason="RecBole is not installed, see docs/integrations/recbole.md")
+from taufree.integrations.recbole import NCL, SGL, FEARec, contrast_with_all  # noqa: E402, I001  first, see there
 from recbole.config import Config  # noqa: E402
 from recbole.data import create_dataset, data_preparation  # noqa: E402
 from recbole.model import general_recommender, sequential_recommender  # noqa: E402
 from recbole.utils import get_trainer, init_seed  # noqa: E402
-
-from taufree.integrations.recbole import NCL, SGL, FEARec, contrast_with_all  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {
@@ -55,6 +54,10 @@ SEQUENTIAL = {
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # RecBole writes its logs where it runs,
     monkeypatch.setattr(sys, "argv", ["test"])  # and takes the options of any command for its own
+
+
+def test_importing_it_does_not_slow_pytorch_down():
+    assert not torch.is_anomaly_enabled()
 
 
 def prepared(model, **settings):

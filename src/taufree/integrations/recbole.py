@@ -19,8 +19,11 @@ from torch import Tensor
 from taufree import Link, info_nce, nt_xent
 from taufree.integrations import link_of, needs
 
+# One of RecBole's modules turns PyTorch's search for NaN on as it is imported, which slows every backward.
+_searching = torch.is_anomaly_enabled()
 with needs("recbole", "recbole"):
     from recbole.model import general_recommender, sequential_recommender
+torch.autograd.set_detect_anomaly(_searching)
 
 
 class _Linked:
