@@ -84,6 +84,9 @@ class Recipe(ABC):
     """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else but the
     learning rate: a GPU then replays one recorded step, see :class:`taufree.experiments.replay.Replayed`.
     With a schedule the optimizer must take its learning rate from the device, as fused ones do."""
+    shared: ClassVar[bool] = False
+    """Whether several ranks may share a batch by its rows, see :func:`taufree.experiments.ranks.own_rows`.
+    The loss must then gather, and nothing else but batch norms may look at more than a row."""
     gpu_precision: ClassVar[str] = "32-true"
     """The precision on a CUDA device, if the user names none."""
 
@@ -93,8 +96,8 @@ class Recipe(ABC):
         """Sentences for the user about the data, such as what was left out of them."""
 
     def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
-        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent."""
-        return nt_xent(view_a, view_b, link=link)
+        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent over all ranks."""
+        return nt_xent(view_a, view_b, link=link, gather_distributed=True)
 
     @abstractmethod
     def load(self, data: Path | None) -> None:

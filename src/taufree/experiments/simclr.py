@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from taufree import Link
+from taufree import Link, distributed
 from taufree.experiments.augment import Parameters, augment, centre_crop, centre_view, draw_parameters
 from taufree.experiments.embedding import NEIGHBOURS, QUERIES, SHOWN, THUMBNAIL
 from taufree.experiments.evaluation import knn_accuracy, linear_accuracy, nearest
@@ -105,6 +105,7 @@ class SimCLR(Recipe):
         "quick": Preset(seeds=1, settings={"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}),
     }
     static = True
+    shared = True
     gpu_precision = "bf16-mixed"
 
     settings: ImageSettings
@@ -159,7 +160,8 @@ class SimCLR(Recipe):
             torch.compiler.reset()  # graphs of runs before in this process would count against a limit
             torch.backends.cudnn.benchmark = True
             assert isinstance(model, Encoder)
-            model.backbone.compile(dynamic=False)
+            if not distributed.active():  # batch norms over ranks would cut the graph at every layer
+                model.backbone.compile(dynamic=False)
             views = torch.compile(augment, dynamic=False), torch.compile(centre_view, dynamic=False)
         self._augment, self._centre = (partial(view, size=self.settings.crop) for view in views)
         # Recording a step forbids other threads the device, and images come through one.
