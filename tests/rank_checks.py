@@ -16,7 +16,6 @@ from taufree import LearnableTemperature, Temperature
 from tests.largest import Largest
 from tests.ranks import CALLS, LINKS, WAYS, WORLDS, cases, compare, error, forced
 
-
 # What fully_shard asks of a CPU's stream, which torch 2.6 lacks.
 FSDP = hasattr(torch.cpu.Stream, "record_event")
 
