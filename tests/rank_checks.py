@@ -181,7 +181,7 @@ def everything(rank, world):
     for change in ("columns", "dtype", "reduction", "link", "ids", "negative_keys"):
         found[f"mismatch, {change}"] = mismatch(rank, change)
     dist.barrier()
-    if rank == 0:  # the others leave
+    if rank == 0 and world == min(WORLDS):  # the last one; the others leave
         try:
             taufree.nt_xent(torch.eye(4), torch.eye(4), gather_distributed=True)
         except RuntimeError as problem:

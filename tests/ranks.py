@@ -162,6 +162,9 @@ def run(rank, work, worlds, ports, folder):
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             dist.init_process_group("gloo", rank=rank, world_size=world)
             found = work(rank, world)
-            dist.destroy_process_group()
             (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found))
-    os._exit(0)  # gloo's threads may outlive their group, and then abort an orderly end of the process
+            if world != worlds[-1]:
+                dist.destroy_process_group()
+    # gloo's threads may outlive their group, and then abort an orderly end of the process; after a collective
+    # that failed, the end of the group itself may wait for ever.
+    os._exit(0)

@@ -134,8 +134,8 @@ def test_another_call_on_one_rank_raises_on_all(world, change, told):
         assert all(part in message for part in ("rank 0 called", "rank 1 called", "(N = 4)", *told))
 
 
-def test_a_rank_that_left_is_named_by_what_it_owed(world):
-    assert "gather_distributed=True waited for the batch sizes:" in world[1][0]["alone"]
+def test_a_rank_that_left_is_named_by_what_it_owed(worlds):
+    assert "gather_distributed=True waited for the batch sizes:" in worlds[2][0]["alone"]
 
 
 @pytest.mark.skipif("Triton" in (supported(Contrast(torch.eye(2)), LogOdds()) or ""), reason="needs Triton")
