@@ -79,10 +79,10 @@ def whole(call, sizes, queues, dtype, d=16):
     return function, tensors, options, each
 
 
-def own(x, name, sizes, queues, rank):
+def own(x, name, sizes, queues, rank, device="cpu"):
     """This rank's rows of a tensor of all ranks."""
     counts = queues if name in "qQ" else sizes
-    return x.detach().split(counts)[rank].clone().requires_grad_(x.requires_grad)
+    return x.detach().split(counts)[rank].to(device, copy=True).requires_grad_(x.requires_grad)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def one_process(call, link, reduction, world, dtype):
     return function, tensors, options, loss.detach(), weights, one
 
 
-def compare(call, link, reduction, rank, world, backend, dtype=None):
+def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu"):
     """Relative errors of the loss and of every gradient against one process on the whole batch.
 
     A rank's rows get W times their gradient, which DDP's averaging divides by W; with "none" each rank
@@ -105,11 +105,12 @@ def compare(call, link, reduction, rank, world, backend, dtype=None):
     """
     sizes, queues, usual = WORLDS[world]
     function, tensors, options, expected, weights, one = one_process(call, link, reduction, world, dtype)
-    several = LINKS[link]().to(usual)
+    several = LINKS[link]().to(device, usual)
     names = CALLS[call][1]
-    mine = [own(x, name, sizes, queues, rank) for x, name in zip(tensors, names, strict=True)]
+    mine = [own(x, name, sizes, queues, rank, device) for x, name in zip(tensors, names, strict=True)]
     mine_options = {
-        k: own(v, k, sizes, queues, rank) if isinstance(v, torch.Tensor) else v for k, v in options.items()
+        k: own(v, k, sizes, queues, rank, device) if isinstance(v, torch.Tensor) else v
+        for k, v in options.items()
     }
     found = getattr(taufree, function)(
         *mine, **mine_options, link=several, reduction=reduction, gather_distributed=True, backend=backend
@@ -123,7 +124,7 @@ def compare(call, link, reduction, rank, world, backend, dtype=None):
             torch.cat([x.split(sizes)[rank] for x in each.reshape(views)]) for each in (expected, weights)
         )
         factor = 1
-    (found * weights).sum().backward()
+    (found * weights.to(device)).sum().backward()
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     errors = [error(found.detach(), expected)]
@@ -139,7 +140,7 @@ def compare(call, link, reduction, rank, world, backend, dtype=None):
 
 def error(found, expected, scale=None):
     norm = (expected if scale is None else scale).double().norm()
-    return float((found.double() - expected.double()).norm() / norm.clamp(min=1e-12))
+    return float((found.cpu().double() - expected.double()).norm() / norm.clamp(min=1e-12))
 
 
 @contextlib.contextmanager
@@ -161,6 +162,9 @@ def run(rank, work, worlds, ports, folder):
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             dist.init_process_group("gloo", rank=rank, world_size=world)
             found = work(rank, world)
-            dist.destroy_process_group()
             (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found))
-    os._exit(0)  # gloo's threads may outlive their group, and then abort an orderly end of the process
+            if world != worlds[-1]:
+                dist.destroy_process_group()
+    # gloo's threads may outlive their group, and then abort an orderly end of the process; after a collective
+    # that failed, the end of the group itself may wait for ever.
+    os._exit(0)

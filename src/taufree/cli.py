@@ -107,6 +107,7 @@ def run(
     Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each
     finished run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again,
     goes on where it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
+    Started by torchrun, all ranks train each run together, to the result of one process.
 
     \b
     Examples:
@@ -119,10 +120,12 @@ def run(
       taufree run msc --data FOLDER --normal CLASS   anomaly detection: a score for each test image
       taufree run dcrec --preset quick --dataset beauty --data FOLDER
       taufree run mabel --data FOLDER --model bert-base-uncased
+      torchrun --nproc-per-node 8 --no-python taufree run imagenette
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
     _need("lightning")  # only the workers import it, and this is the place to say that it is missing
+    from taufree.experiments import ranks
     from taufree.experiments.environment import choose_device
     from taufree.experiments.link_names import parse_links
     from taufree.experiments.recipe import choose_settings, find_recipe
@@ -132,7 +135,7 @@ def run(
     from taufree.experiments.sweep import sweep
 
     out = out or Path("runs") / recipe
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=ranks.rank() > 0)
     try:
         names = parse_links(links)
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}
@@ -143,7 +146,9 @@ def run(
         settings, usual = choose_settings(chosen, preset, given)
         device = choose_device(device, precision or "32-true")
         precision = precision or (chosen.gpu_precision if device == "cuda" else "32-true")
+        ranks.check(chosen, settings, device, jobs)
     except ValueError as error:
+        ranks.wait_for_first()
         _refuse(error)
     runs = [
         Run(recipe, link, seed, settings, precision, device, data)
@@ -153,6 +158,7 @@ def run(
     try:
         outcome = sweep(runs, out, jobs=jobs, console=console)
     except BadInputError as error:
+        ranks.wait_for_first()
         _refuse(error)
     if outcome.lines:
         report = write_report(outcome.lines, out / "report.html")

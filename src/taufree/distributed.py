@@ -11,6 +11,7 @@ Rows of all ranks are numbered rank by rank. Two ways bring the rows of the othe
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -27,6 +28,30 @@ Work: TypeAlias = Callable[[Tensor, range], Tensor | None]
 def active() -> bool:
     """Whether there is more than this process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def from_first(text: str = "") -> str:
+    """Rank 0's text, on all ranks, without a process group: through torchrun's store."""
+    from torch.distributed.rendezvous import rendezvous  # not in a PyTorch without torch.distributed
+
+    store, rank, _ = next(rendezvous("env://"))
+    key = f"taufree/{next(_said)}"
+    if rank == 0:
+        store.set(key, text)
+    return str(store.get(key).decode())
+
+
+_said = itertools.count()
+
+
+def all_rows(x: Tensor) -> Tensor:
+    """The rows x [n, ...] of all ranks, [N, ...], without a gradient; own ones where there is but one."""
+    if not active():
+        return x.detach()
+    ranks = Ranks(x.device)
+    count = torch.tensor([len(x)], device=x.device)
+    sizes = ranks.gather(count, [1] * ranks.world, "the batch sizes").wait().tolist()
+    return ranks.gather(x.detach(), sizes, "the rows of all ranks").wait()
 
 
 def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:

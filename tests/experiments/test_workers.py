@@ -52,3 +52,14 @@ def test_too_little_memory_is_a_sentence_and_a_mistake_shows_its_place():
     with pytest.raises(ZeroDivisionError) as mistake:
         1 / 0  # noqa: B018
     assert "test_workers.py" in reason(mistake.value, "cpu")
+
+
+def test_of_several_ranks_one_that_dies_ends_the_work(tmp_path, monkeypatch):
+    told = {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    events = work([Run("digits", "free", seed, TINY) for seed in (0, 1)], tmp_path, jobs=1, every=30)
+    assert next(events).kind == "begun"
+    (child,) = multiprocessing.active_children()
+    child.kill()
+    assert [(event.run.seed, event.kind) for event in events] == [(0, "broken")]

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from taufree import distributed
 from taufree.experiments.augment import (
     SCALE,
     Parameters,
@@ -93,8 +94,9 @@ class ImageRecipe(Recipe):
         if device.type == "cuda":
             self._share_graphs(model)
             torch.backends.cudnn.benchmark = True
-            for part in self.compiled(model):
-                part.compile(dynamic=False)
+            if not distributed.active():  # batch norms over ranks would cut the graph at every layer
+                for part in self.compiled(model):
+                    part.compile(dynamic=False)
             views = torch.compile(augment, dynamic=False), torch.compile(centre_view, dynamic=False)
         self._augment = partial(views[0], size=self.settings.crop)
         self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)

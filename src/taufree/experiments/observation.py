@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from taufree import Link
+from taufree.distributed import all_rows
 
 BINS = 80
 """Bins of a cosine histogram; they divide [-1, 1] evenly."""
@@ -43,13 +44,13 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
         (1 - p) link'(c) of the positive, plus p_j link'(c_j) of every negative,
 
     with p the softmax of the logits. With one positive at C and all negatives at -C it is the gradient
-    scale of the paper, |d loss / dC|.
+    scale of the paper, |d loss / dC|. The batch is that of all ranks together.
 
     Args:
         view_a, view_b: [N, D], row i of one is the positive of row i of the other.
         anchors: look at this many rows at most, which bounds the cost for large batches.
     """
-    a, b = normalize(view_a.detach().float(), dim=-1), normalize(view_b.detach().float(), dim=-1)
+    a, b = (normalize(all_rows(view).float(), dim=-1) for view in (view_a, view_b))
     rows, total = min(anchors, len(a)), len(a)
     # All columns of a row but its own; a boolean mask would have to wait for the device to count them.
     column = torch.arange(total - 1, device=a.device)

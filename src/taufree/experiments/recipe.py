@@ -86,6 +86,9 @@ class Recipe(ABC):
     With a schedule the optimizer must take its learning rate from the device, as fused ones do."""
     stops_early: ClassVar[bool] = False
     """Whether :meth:`enough` may end the training, so that any epoch may be the last."""
+    shared: ClassVar[bool] = False
+    """Whether several ranks may share a batch by its rows, see :func:`taufree.experiments.ranks.own_rows`.
+    The loss must then gather, and nothing else but batch norms may look at more than a row."""
     gpu_precision: ClassVar[str] = "32-true"
     """The precision on a CUDA device, if the user names none."""
 
@@ -95,8 +98,8 @@ class Recipe(ABC):
         """Sentences for the user about the data, such as what was left out of them."""
 
     def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
-        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent."""
-        return nt_xent(view_a, view_b, link=link)
+        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent over all ranks."""
+        return nt_xent(view_a, view_b, link=link, gather_distributed=True)
 
     @abstractmethod
     def load(self, data: Path | None) -> None:

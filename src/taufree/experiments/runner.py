@@ -3,6 +3,7 @@
 Seeds are paired: the initial weights, the batches and the views depend on the seed alone, never on the link.
 All generators are seeded anew by (seed, epoch) when an epoch begins, so the random state is a function of the
 progress: a run that goes on from a checkpoint does on the CPU bit for bit what it would have done anyway.
+Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.ranks`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 
 from taufree import Link
 from taufree.diagnostics.writing import write_whole
+from taufree.experiments import ranks
+from taufree.experiments.batch_norm import synchronised
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.embedding import save_arrays
 from taufree.experiments.environment import hardware, versions
@@ -88,7 +91,7 @@ def train(
         "seconds": round(time.monotonic() - started, 3),
         "date": datetime.date.today().isoformat(),
         "versions": versions(),
-        "hardware": hardware(training.fabric.device),
+        "hardware": {**hardware(training.fabric.device), "ranks": ranks.world()},
         "curves": training.curves,
     }
 
@@ -100,10 +103,11 @@ class Training:
         for name in ("lightning.fabric", "lightning.pytorch"):  # they announce the precision of every run
             logging.getLogger(name).setLevel(logging.WARNING)
         self.run, self.recipe = run, recipe
-        self.fabric = Fabric(accelerator=run.device, devices=1, precision=run.precision)
+        self.fabric = _fabric(run)
         self.fabric.launch()
         seed_everything(run.seed, "weights")
-        self.weights = recipe.model()
+        several = ranks.world() > 1
+        self.weights = synchronised(recipe.model(), self.fabric.device) if several else recipe.model()
         self.link: Link = make_link(run.link).to(self.fabric.device)
         optimizer = recipe.optimizer(self.weights)
         if learned := list(self.link.parameters()):
@@ -116,7 +120,8 @@ class Training:
         self.curves: dict[str, Any] = {name: [] for name in CURVES}
         # float16's changing scale of the loss would not find its way into a recording.
         still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
-        self._replayed = still and self.fabric.device.type == "cuda"
+        # Nor would what ranks tell each other of their sizes.
+        self._replayed = still and self.fabric.device.type == "cuda" and not several
         self._step = Replayed(self._advance) if self._replayed else self._advance
         self._fit(self.optimizer.param_groups)
         self.model.eval()
@@ -131,6 +136,8 @@ class Training:
         rows: list[Tensor] = []
         tally = Tally()
         for batch in self.recipe.batches(self.epoch, generator):
+            if ranks.world() > 1:
+                batch = ranks.own_rows(batch, ranks.rank(), ranks.world())
             row, seen = self._step(self.fabric.to_device(batch))
             if self.scheduler is not None:
                 self.scheduler.step()
@@ -154,6 +161,9 @@ class Training:
         step = self.recipe.step(self.model, batch, self.link)
         self.optimizer.zero_grad()
         self.fabric.backward(step.loss)
+        if ranks.world() > 1:  # DDP averages the gradients of the model alone
+            for parameter in self.link.parameters():
+                parameter.grad = self.fabric.all_reduce(parameter.grad)
         self.optimizer.step()
         seen = step.observation
         row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale)
@@ -175,26 +185,33 @@ class Training:
     def keep(self, path: Path) -> None:
         """Write what the recipe keeps of the trained model, if anything; the report shows the first seed."""
         self.model.eval()
-        if self.run.seed == 0 and (arrays := self.recipe.keep(self.model)):
+        if self.run.seed == 0 and (arrays := self.recipe.keep(self.model)) and self.fabric.is_global_zero:
             save_arrays(path, arrays)
 
     @torch.no_grad()
     def list_scores(self, path: Path) -> None:
         """Write a line for each example that the recipe scores, if it scores any."""
         self.model.eval()
-        if rows := self.recipe.scores(self.model):
+        if (rows := self.recipe.scores(self.model)) and self.fabric.is_global_zero:
             write_whole(path, pd.DataFrame(rows).to_csv(index=False))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write all that :meth:`restore` needs."""
+        """Write all that :meth:`restore` needs; rank 0 does."""
+        if not self.fabric.is_global_zero:
+            return
         state = {"epoch": self.epoch, "seconds": self.seconds, "curves": self.curves}
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         checkpoint.save(self.epoch, self.weights, {**state, "parts": parts})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        if (state := checkpoint.load(self.weights)) is None:
+        state = checkpoint.load(self.weights) if self.fabric.is_global_zero else None
+        if state is not None:
+            state["weights"] = {name: value.cpu() for name, value in self.weights.state_dict().items()}
+        # The folder may be on the machine of rank 0 alone.
+        if (state := self.fabric.broadcast(state)) is None:
             return
+        self.weights.load_state_dict(state["weights"])
         self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
         self._fit(state["parts"]["optimizer"]["param_groups"])
         for name, part in self._parts().items():
@@ -216,6 +233,19 @@ class Training:
 
     def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return self.fabric.to_device(args), self.fabric.to_device(kwargs)
+
+
+def _fabric(run: Run) -> Fabric:
+    """One device, or this rank under DDP: gloo on CPUs, NCCL on GPUs."""
+    if ranks.world() == 1:
+        return Fabric(accelerator=run.device, devices=1, precision=run.precision)
+    return Fabric(
+        accelerator=run.device,
+        devices=ranks.here(),
+        num_nodes=ranks.world() // ranks.here(),
+        strategy="ddp",
+        precision=run.precision,
+    )
 
 
 def seed_everything(seed: int, *part: str | int) -> int:

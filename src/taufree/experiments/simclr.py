@@ -94,6 +94,8 @@ class SimCLR(ImageRecipe):
         "full": Preset(seeds=3),
         "quick": Preset(seeds=1, settings={"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}),
     }
+    shared = True
+
     settings: ImageSettings
 
     def model(self) -> nn.Module:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from taufree import distributed
+from taufree.experiments import ranks
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.link_names import describe
 from taufree.experiments.results import Line, Results, line_key
@@ -36,7 +40,7 @@ class Outcome:
 
 
 def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, every: float = 30.0) -> Outcome:
-    """Do the runs that are not in ``out/results.jsonl`` yet.
+    """Do the runs that are not in ``out/results.jsonl`` yet; other ranks than the first only help with them.
 
     Args:
         runs: runs of one recipe with the same settings.
@@ -45,11 +49,15 @@ def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, ev
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
     """
+    if ranks.rank():
+        return _help(runs, out / "checkpoints", every)
     failed: dict[Run, str] = {}
     interrupted = False
     with Results(out, lambda text: console.print(text, style="yellow", soft_wrap=True)) as results:
         there = {line_key(line) for line in results.read()}
         missing = [run for run in runs if run.key not in there]
+        if ranks.world() > 1:
+            distributed.from_first(json.dumps([run.key for run in missing]))
         if there_already := len(runs) - len(missing):
             console.print(
                 f"{there_already} of {len(runs)} runs are already in {results.path}.", soft_wrap=True
@@ -65,7 +73,7 @@ def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, ev
                     if event.kind == "done":
                         results.append(event.value)
                         Checkpoint(checkpoints / event.run.slug).remove()
-                    if event.kind == "failed":
+                    if event.kind in ("failed", "broken"):
                         failed[event.run] = event.value
                     display.show(event)
         except KeyboardInterrupt:
@@ -76,6 +84,24 @@ def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, ev
         lines = [line for line in results.read() if (line["recipe"], line["settings"]) in settings]
     asked = {run.key for run in runs}
     return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted)
+
+
+def _help(runs: Sequence[Run], checkpoints: Path, every: float) -> Outcome:
+    """Another rank's part of the runs that the first one says are missing."""
+    missing = set(json.loads(distributed.from_first()))
+    events = work([run for run in runs if run.key in missing], checkpoints, 1, every)
+    outcome = Outcome([], 0, {}, False)
+    try:
+        with contextlib.closing(events):
+            for event in events:
+                if event.kind == "refused":
+                    raise BadInputError(event.value)
+                if event.kind == "broken":
+                    outcome.failed[event.run] = event.value
+                    print(f"rank {ranks.rank()} failed: {event.value}", file=sys.stderr)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    return outcome
 
 
 class Display:

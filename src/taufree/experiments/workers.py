@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from taufree.experiments import ranks
 from taufree.experiments.run import BadInputError, Run
 
 # Read by a process when it starts; libraries that do not know them leave them alone.
@@ -38,11 +39,12 @@ class Event:
 
     ``begun`` has no value; ``note`` has a sentence about the data; ``epoch`` has the epochs done and the
     loss; ``done`` has the result's line;
-    ``failed`` has the reason, and ``refused`` the sentence for the user whose input was wrong.
+    ``failed`` has the reason, and so has ``broken``, after which no other run can be begun, since other ranks
+    may wait for this one in vain; ``refused`` has the sentence for the user whose input was wrong.
     """
 
     run: Run
-    kind: Literal["begun", "note", "epoch", "done", "failed", "refused"]
+    kind: Literal["begun", "note", "epoch", "done", "failed", "broken", "refused"]
     value: Any = None
 
 
@@ -56,7 +58,7 @@ class _Worker:
 def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Generator[Event, None, None]:
     """Train all runs, ``jobs`` at a time, and yield what happens; closing the iterator stops the workers."""
     waiting = list(reversed(runs))
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, (os.cpu_count() or 1) // (jobs * ranks.here()))
     workers: list[_Worker] = []
     try:
         while waiting or any(worker.run for worker in workers):
@@ -75,11 +77,12 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
                 except (EOFError, OSError):
                     worker.process.join()
                     workers.remove(worker)
-                    event = Event(
-                        worker.run, "failed", f"its process ended with exit code {worker.process.exitcode}"
-                    )
+                    code = worker.process.exitcode
+                    event = Event(worker.run, _failed(), f"its process ended with exit code {code}")
                 if event.kind not in ("epoch", "note"):
                     worker.run = None
+                if event.kind == "broken":
+                    waiting.clear()
                 yield event
     finally:
         for worker in workers:
@@ -117,18 +120,22 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
                 line = train(run, checkpoints, every=every, watch=teller, note=teller.note)
             except BadInputError as error:
                 pipe.send(Event(run, "refused", str(error)))
+            except FloatingPointError as error:  # all ranks have the same loss
+                pipe.send(Event(run, "failed", str(error)))
             except Exception as error:
-                pipe.send(Event(run, "failed", reason(error, run.device)))
+                pipe.send(Event(run, _failed(), reason(error, run.device)))
             else:
                 pipe.send(Event(run, "done", line))
+
+
+def _failed() -> Literal["failed", "broken"]:
+    return "failed" if ranks.world() == 1 else "broken"
 
 
 def reason(error: Exception, device: str) -> str:
     """Why a run failed: a sentence where it is no mistake in the code, else where in the code it happened."""
     from torch import OutOfMemoryError
 
-    if isinstance(error, FloatingPointError):
-        return str(error)
     # PyTorch has no class of its own for the CPU's memory.
     if isinstance(error, (MemoryError, OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"the {device} has too little memory for it, try a smaller --batch-size or fewer --jobs."

@@ -87,6 +87,7 @@ class Digits(Recipe):
     }
 
     presets: ClassVar = {"full": Preset(seeds=3), "quick": Preset(seeds=2, settings={"epochs": 5})}
+    shared = True
 
     settings: DigitsSettings
 
