@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli import _bar, _need, _refuse
+from taufree.cli.talk import bar, need, refuse
 
 
 def bias(
@@ -50,17 +50,17 @@ def bias(
         if missing:
             raise ValueError(f"model must be a whole masked language model, but {model} lacks {missing[0]}.")
         tokenizer = load_tokenizer(model)
-        with _bar("StereoSet") as watch:
+        with bar("StereoSet") as watch:
             answers = stereoset(network.to(chosen), tokenizer, contexts, watch)
-        with _bar("CrowS-Pairs") as watch:
+        with bar("CrowS-Pairs") as watch:
             choices = crows_pairs(network, tokenizer, pairs, watch)
     except ValueError as error:
-        _refuse(error)
+        refuse(error)
     try:
         write_rows(answers, out / "stereoset.jsonl")
         write_rows(choices, out / "crows.jsonl")
     except OSError as error:
-        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     kinds = [None, *sorted({row["bias_type"] for row in answers})]
     for kind in kinds:
         found = stereoset_summary(answers, kind)
@@ -102,14 +102,14 @@ def pretrain_mlm(
     Example:
       taufree pretrain-mlm FOLDER/encoder --data FOLDER --out models/adapted
     """
-    _need("lightning")
+    need("lightning")
     from taufree.experiments.environment import choose_device
     from taufree.experiments.language.pretrain import PretrainSettings, pretrain
 
     try:
         chosen = choose_device(device, precision or "32-true")
         settings = PretrainSettings(epochs=epochs, tokens=tokens, learning_rate=learning_rate)
-        with _bar("training") as watch:
+        with bar("training") as watch:
             found = pretrain(
                 model,
                 data,
@@ -121,9 +121,9 @@ def pretrain_mlm(
                 note=lambda sentence: typer.echo(sentence, err=True),
             )
     except ValueError as error:
-        _refuse(error)
+        refuse(error)
     except OSError as error:
-        _refuse(f"--out {out} cannot be written to: {error.strerror}.")
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     except KeyboardInterrupt:
         typer.echo(f"Stopped; give the same command again to go on from {out}.", err=True)
         raise typer.Exit(130) from None

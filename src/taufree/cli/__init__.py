@@ -1,0 +1,49 @@
+"""The command ``taufree``: one file for each group of subcommands.
+
+Everything heavy is imported inside the commands, so that ``taufree --help`` answers at once.
+Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from taufree.cli.talk import complain
+
+if TYPE_CHECKING:
+    import typer
+
+_INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
+
+
+def build() -> typer.Typer:
+    """The command with its subcommands."""
+    import typer
+
+    from taufree.cli import language, look, sequences, train
+
+    app = typer.Typer(
+        name="taufree",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain help is filled to the width of the terminal and can be piped
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(look.options)
+    commands = (train.run, sequences.sequences, look.figures, look.diagnose, look.bench)
+    for command in (*commands, language.bias, language.pretrain_mlm):
+        app.command()(command)
+    return app
+
+
+def main() -> None:
+    """The console entry."""
+    try:
+        build()(prog_name="taufree")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("taufree"):
+            raise
+        extra = 'taufree[rec]"' in str(error)
+        sys.exit(complain(str(error) if extra else _INSTALL.format(error.name)))

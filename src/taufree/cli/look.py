@@ -1,0 +1,156 @@
+"""``taufree figures``, ``diagnose`` and ``bench``: look at the theory, at embeddings, at this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from taufree.cli.talk import bar, refuse
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from taufree import __version__
+
+        typer.echo(f"taufree {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Contrastive learning without a temperature: compare, draw, diagnose.
+
+    Start with: taufree run
+    """
+
+
+def figures(
+    out: Annotated[Path, typer.Option(help="Folder to draw into; made if it is not there.")] = Path(
+        "figures"
+    ),
+) -> None:
+    """Draw the paper's figures from the closed forms.
+
+    \b
+    Example:
+      taufree figures --out figures
+    """
+    from taufree.diagnostics.figures import draw_figures
+
+    try:
+        with bar("drawing") as watch:
+            paths = draw_figures(out, watch=watch)
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for path in paths:
+        typer.echo(path)
+
+
+def diagnose(
+    file: Annotated[Path, typer.Argument(help="Embeddings: .npy, .npz, .safetensors or .parquet.")],
+    second: Annotated[Path | None, typer.Argument(help="Their positives, row by row.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Integer labels; rows that share one are positives.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("diagnosis"),
+) -> None:
+    """Say whether a temperature hurts given embeddings.
+
+    Shows what each temperature, and none, would do with them.
+
+    FILE may hold two arrays (the two views), or one with SECOND or --labels beside it.
+
+    \b
+    Examples:
+      taufree diagnose image.npy text.npy
+      taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
+    """
+    from taufree.diagnostics import diagnosis_page, embeddings, files
+
+    try:
+        first, pairs, groups = files.load_embeddings(file, second, labels)
+        with bar("anchors looked at") as watch:
+            found = embeddings.diagnose(first, pairs, labels=groups, watch=watch)
+    except (ValueError, TypeError, OSError) as error:
+        refuse(error)
+    try:
+        page = diagnosis_page.write_diagnosis(found, out)
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for line in found.summary():
+        typer.echo(line)
+    typer.echo(f"Page: {page}")
+
+
+def bench(
+    n: Annotated[
+        str | None,
+        typer.Option(help="Pairs in a batch, comma-separated.  [default: 4096,16384; 1024,4096 on a CPU]"),
+    ] = None,
+    d: Annotated[
+        str | None, typer.Option(help="Columns, comma-separated.  [default: 512; 128 on a CPU]")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bfloat16, float16 or float32.  [default: bfloat16; float32 on a CPU]"),
+    ] = None,
+    loss: Annotated[str, typer.Option(help="symmetric (CLIP) or nt-xent (SimCLR).")] = "symmetric",
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("bench.json"),
+) -> None:
+    """Time the losses on this machine, beside dense code and other libraries.
+
+    A step is a forward and a backward. The floor is the time of the operations that no exact way can do
+    without, at the rate of a large matrix product measured in the same run. Libraries that are installed
+    are measured too, with a temperature; what fails or runs out of memory is a line that says so.
+
+    \b
+    Examples:
+      taufree bench                                  a minute or two
+      taufree bench --n 4096,65536 --d 128,512 --out mine.json
+      taufree bench --loss nt-xent --dtype float32
+    """
+    import torch
+
+    from taufree.bench.measure import save
+    from taufree.bench.run import DEFAULTS, check, numbers, remarks, table_row
+    from taufree.bench.run import bench as measure
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = [given or default for given, default in zip((n, d, dtype), DEFAULTS[device], strict=True)]
+    try:
+        if out.is_dir():
+            raise ValueError(f"--out must be a file, got the folder {out}.")
+        ns, ds = numbers("n", given[0]), numbers("d", given[1])
+        check(given[2], loss)
+    except ValueError as error:
+        refuse(error)
+    with bar("measuring") as watch:
+        result = measure(ns, ds, given[2], loss, device, watch)
+    rows = [table_row(row) for row in result["rows"]]
+    table = Table(title=f"{loss}, {given[2]}: a forward and a backward")
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in ("ms", "of floor", "MiB") else "left")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    show = Console(soft_wrap=True)
+    show.print(table)
+    for line in remarks(result):
+        show.print(line, highlight=False, markup=False)
+    try:
+        save(result, out)
+    except OSError as error:
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    show.print(f"Results: {out}", highlight=False, markup=False)

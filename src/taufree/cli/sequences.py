@@ -1,0 +1,47 @@
+"""``taufree sequences``: interaction logs into data sets for recommenders."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taufree.cli.talk import refuse
+
+
+def sequences(
+    log: Annotated[
+        Path,
+        typer.Argument(help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV or Parquet file."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the two files; made if it is not there.")],
+    user: Annotated[str | None, typer.Option(help="Column of the users.  [default: the usual names]")] = None,
+    item: Annotated[str | None, typer.Option(help="Column of the items.  [default: the usual names]")] = None,
+    time: Annotated[str | None, typer.Option(help="Column of the times.  [default: the usual names]")] = None,
+    core: Annotated[int, typer.Option(help="Leave out users and items with fewer interactions.")] = 5,
+) -> None:
+    """Make a data set for taufree run dcrec from a log.
+
+    Each user's items in the order of time; the last one is for the test, the one before it for validation.
+
+    \b
+    Example:
+      taufree sequences ml-20m/ratings.csv --out data/ml-20m
+      taufree run dcrec --dataset data/ml-20m
+    """
+    from taufree.experiments.interaction_logs import build_sequences
+
+    try:
+        made = build_sequences(log, out, user=user, item=item, time=time, core=core)
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for note in made.notes:
+        print(note, file=sys.stderr)
+    typer.echo(
+        f"{made.kept:,} of {made.rows:,} interactions, of {made.users:,} users with {made.items:,} items, "
+        f"are in {out}."
+    )

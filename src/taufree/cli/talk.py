@@ -1,0 +1,39 @@
+"""How the commands speak to their user, who reads stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import NoReturn
+
+
+def need(package: str) -> None:
+    """Say now that a package is missing which only other processes will import."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(name=package)
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, gone when done; gives what to call with how much is done, of how much."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def refuse(reason: object) -> NoReturn:
+    """End with one sentence and the exit code of bad input."""
+    import typer
+
+    raise typer.Exit(complain(" ".join(str(reason).split())))
+
+
+def complain(sentence: str) -> int:
+    """Say it, and give the exit code of bad input."""
+    print(f"taufree: {sentence}", file=sys.stderr)
+    return 2
