@@ -75,7 +75,7 @@ def _arguments(contrast: Contrast, link: Link) -> tuple[Any, ...]:
     if isinstance(link, LogOdds):
         gain, delta = link.gain, link.resolution
         if isinstance(gain, Tensor):  # whatever it is: to look would be to wait
-            kind, scale = POWER, gain.float().reshape(1)
+            kind, scale = POWER, gain.to(contrast.anchors.device, torch.float32).reshape(1)
         else:
             kind = ODDS if gain == 1 else POWER
             scale = contrast.anchors.new_full((int(kind == POWER),), gain, dtype=torch.float32)
