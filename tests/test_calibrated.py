@@ -1,4 +1,4 @@
-"""CalibratedLogOdds: the gain it takes from a batch, how it remembers, and that every backend uses the same."""
+"""CalibratedLogOdds: the gain it takes from a batch, how it remembers, and that every backend uses it."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ CALLS = {
     "one-way": lambda a, b, **o: info_nce(a, b, **o),
     "symmetric, ids": lambda a, b, **o: info_nce(a, b, symmetric=True, ids=IDS, **o),
     "queue": lambda a, b, **o: info_nce(a, b, rows(30, seed=5).to(a.dtype), **o),
-    "hard negatives": lambda a, b, **o: info_nce(a, b, rows(40 * 3, seed=6).view(40, 3, 24), in_batch=True, **o),
+    "hard negatives": lambda a, b, **o: info_nce(a, b, rows(120, seed=6).view(40, 3, 24), in_batch=True, **o),
     "nt_xent": lambda a, b, **o: nt_xent(a, b, ids=IDS, **o),
     "sup_con": lambda a, b, **o: sup_con(a + b, IDS % 5, **o),
 }  # fmt: skip
@@ -94,7 +94,7 @@ def test_it_moves_no_further_than_the_batch_asks_for():
 
 
 def test_it_smooths_small_batches_and_follows_a_change():
-    """Over batches of one distribution its gain varies less than a batch's own; a jump is followed at once."""
+    """Over batches of one kind its gain varies less than a batch's own; a jump is followed at once."""
     link, alone, held = CalibratedLogOdds(), [], []
     weights = torch.arange(1, 17).rsqrt()
     for seed in range(200):
@@ -112,7 +112,7 @@ def test_it_smooths_small_batches_and_follows_a_change():
 
 
 def test_the_gain_has_no_gradient_and_backward_uses_the_one_of_its_forward():
-    """Two losses before a backward: the second one moves the link on, the first one's gradient stays its own."""
+    """Two losses before a backward: the second moves the link on, the first one's gradient stays its own."""
     for backend in ("reference", "blockwise"):
         link, a = CalibratedLogOdds(), rows().requires_grad_()
         first = info_nce(a, rows(seed=1), link=link, reduction="none", backend=backend)

@@ -107,17 +107,17 @@ class CalibratedLogOdds(Link):
     .. math:: \ell(c) = g \log\frac{1+c+\delta}{1-c+\delta}, \qquad
         g = \frac{2\,\Gamma(\nu/2)}{\sqrt\pi\,\Gamma((\nu-1)/2)}, \qquad \nu = 1 / \overline{c^2}
 
-    The cosines of random directions in nu dimensions have a mean square of 1/nu. Taking the negatives for such, nu
-    is their effective dimension, and g gives the link at c = 0 the slope of the log-odds that a random pair
-    is less similar than this one. On the ordinary sphere, nu = 3, g is 1, the paper's link; fewer dimensions
-    leave it at 1. See docs/calibration.md.
+    The cosines of random directions in nu dimensions have a mean square of 1/nu. Taking the negatives for
+    such, nu is their effective dimension, and g gives the link at c = 0 the slope of the log-odds that a
+    random pair is less similar than this one. On the ordinary sphere, nu = 3, g is 1, the paper's link; fewer
+    dimensions leave it at 1. See docs/calibration.md.
 
-    While training, each loss measures the mean of c^2 over its negatives, without gradient, before the gain is
-    taken. ``moment`` remembers it from loss to loss: it stays where it is as long as that is within the
-    batch's own standard error of the batch's mean, and else moves just so far. There is no rate to choose: a
-    large batch is followed at once, a small one is smoothed as much as it is noisy. In evaluation mode, by
-    ``eval()`` of the link or of the loss, nothing is measured and ``moment`` stays. It begins at 1: all alike,
-    gain 1.
+    While training, each loss first measures the mean of c^2 over its own negatives, without gradient.
+    ``moment`` remembers it from loss to loss: it stays where it is as long as that is within the batch's own
+    standard error of the batch's mean, and else moves just so far. There is no rate to choose: a large batch
+    is followed at once, a small one is smoothed as much as it is noisy. So a loss is a function of its batch
+    and of ``moment`` before it, which is in the ``state_dict``. In evaluation mode, by ``eval()`` of the link
+    or of the loss, nothing is measured and ``moment`` stays. It begins at 1: all alike, gain 1.
 
     Args:
         resolution: delta, see :class:`LogOdds`.

@@ -86,7 +86,9 @@ def test_random_directions_have_the_dimension_they_are_drawn_in():
 def test_the_error_is_that_of_repeated_batches():
     """Directions that differ in how typical they are, which makes the mean noisy."""
     weights = torch.arange(1, 17, dtype=torch.float64).rsqrt()
-    drawn = [moments.measure(Contrast(rows(64, 16, seed=s) * weights, labels=torch.arange(64))) for s in range(300)]
+    drawn = [
+        moments.measure(Contrast(rows(64, 16, seed=s) * weights, labels=torch.arange(64))) for s in range(300)
+    ]
     means, errors = (torch.stack(values) for values in zip(*drawn, strict=True))
     assert errors.mean().item() == pytest.approx(means.std().item(), rel=0.15)
 
@@ -103,4 +105,6 @@ def test_no_negatives_and_nan_give_nan():
     broken = rows(6, 3)
     broken[2] = math.nan
     assert moments.measure(Contrast(broken, shift=3))[0].isnan()
-    assert moments.measure(Contrast(broken.nan_to_num() * 0, shift=3))[0].item() == pytest.approx(1 / 3)  # zero rows
+    assert moments.measure(Contrast(broken.nan_to_num() * 0, shift=3))[0].item() == pytest.approx(
+        1 / 3
+    )  # zero rows

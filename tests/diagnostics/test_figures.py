@@ -103,7 +103,7 @@ def test_overview_sets_the_two_schemes_side_by_side():
 
 def test_published_temperatures_lie_on_the_curve():
     (axes,) = FIGURES["7-temperature-by-dimension"]().axes
-    nu, tau = curves(axes)["as steep as the log-odds in ν dimensions"]
+    nu, tau = curves(axes)["as steep as the log-odds in nu dimensions"]
     np.testing.assert_array_equal(tau, theory.dimension_temperature(nu))
     dots = [tuple(point) for dot in axes.collections for point in dot.get_offsets()]
     assert [y for _, y in dots] == [0.5, 0.3, 0.25, 0.2, 0.1, 0.07, 0.05]

@@ -25,9 +25,13 @@ def test_names_make_links():
     assert make_link("gain=2").gain == 2.0
 
 
-@pytest.mark.parametrize("text", ["tau", "0", "-0.1", "nan", "inf", "free;0.1", "gain=", "gain=0.4", "gain=inf", "gain"])
+@pytest.mark.parametrize(
+    "text", ["tau", "0", "-0.1", "nan", "inf", "free;0.1", "gain=", "gain=0.4", "gain=inf", "gain"]
+)
 def test_anything_else_is_refused_by_name(text):
-    with pytest.raises(ValueError, match=r"free, calibrated, learnable, gain=G .* or a positive temperature, got ") as error:
+    with pytest.raises(
+        ValueError, match=r"free, calibrated, learnable, gain=G .* or a positive temperature, got "
+    ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
 

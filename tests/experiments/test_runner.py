@@ -135,7 +135,9 @@ def test_the_calibrated_link_follows_the_effective_dimension_of_the_negatives():
     training = begun(tiny("calibrated"))
     training.train_epoch()
     training.train_epoch()
-    dimensions, temperatures = (training.curves[name] for name in ("effective_dimension", "temperature_at_zero"))
+    dimensions, temperatures = (
+        training.curves[name] for name in ("effective_dimension", "temperature_at_zero")
+    )
     assert 1 < dimensions[0] < dimensions[1] < 32
     assert training.link.dimension == pytest.approx(dimensions[1], rel=0.5)
     assert temperatures[1] == pytest.approx(0.5 / training.link.gain, rel=1e-3)

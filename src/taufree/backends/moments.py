@@ -1,9 +1,9 @@
-"""How alike the negatives are: the mean squared cosine of an anchor and its negatives, and its sampling error.
+"""How alike the negatives are: the mean squared cosine of anchors and negatives, and its sampling error.
 
-For anchor i the sum over candidates v_j is sum_j (u_i . v_j)^2 = u_i' B u_i with B = sum_j v_j v_j', a matrix of
-D x D: exact, in O(N D^2) instead of O(N^2 D), without any pass over the pairs. Where there are fewer
-candidates than dimensions the pairs are the cheaper way and fit. With ids or labels the pairs that are no negatives are
-anywhere in the matrix, and leave pair by pair, some rows at a time: half of the loss's own forward.
+For anchor i the sum over candidates v_j is sum_j (u_i . v_j)^2 = u_i' B u_i with B = sum_j v_j v_j', a matrix
+of D x D: exact, in O(N D^2) instead of O(N^2 D), without any pass over the pairs. Where there are fewer
+candidates than dimensions the pairs are the cheaper way, and fit. With ids or labels the pairs that are no
+negatives are anywhere in the matrix and leave pair by pair, some rows at a time, by one product of all pairs.
 
 Everything is in float32 (float64 for float64 inputs). TF32, where it is allowed, rounds to 11 digits at
 random, which a mean over all pairs does not feel.
@@ -34,10 +34,10 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
 def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
     r"""Mean and standard error from :meth:`Squares.sums`, of one process or added up over ranks.
 
-    The mean is a U-statistic of degree two, since each row is in many pairs, so that its standard error is twice
-    the one of a mean of independent values: :math:`2 \operatorname{std}(x_i) / \sqrt{N}` with x_i the anchors'.
-    Directions in D dimensions have a mean of 1/D at least, if there are many of them. A few, or some that avoid
-    each other, can have less, which tells of no further dimension: the mean is taken as 1/D then.
+    The mean is a U-statistic of degree two, since each row is in many pairs, so that its standard error is
+    twice that of a mean of independent values: :math:`2 \operatorname{std}(x_i) / \sqrt{N}` with x_i the
+    anchors'. Directions in D dimensions have a mean of 1/D at least, if there are many. A few, or some that
+    avoid each other, can have less, which tells of no further dimension: the mean is then taken as 1/D.
     """
     count, total, squares = sums
     mean = total / count
@@ -66,7 +66,7 @@ class Squares:
             self.add(keys, groups)
             if groups is None:  # who is no negative: the positive, and among themselves the anchor
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
-                for part in self._parts(self.u.shape[1]):
+                for part in _parts(len(self.u), self.u.shape[1], NUMBERS):
                     u = self._unit(self.u[part])
                     for shift in shifts:
                         place = (torch.arange(part.start, part.stop, device=u.device) + shift) % len(keys)
@@ -76,21 +76,21 @@ class Squares:
             self.add(contrast.queue.detach())
         if contrast.own_negatives is not None:
             own = contrast.own_negatives.detach()
-            for part in self._parts(own.shape[1] * own.shape[2]):
+            for part in _parts(len(own), own.shape[1] * own.shape[2], NUMBERS):
                 u, v = self._unit(self.u[part]), self._unit(own[part])
                 self.total[part] += (v * u[:, None]).sum(-1).square().sum(1)
             self.count += own.shape[1]
 
     @torch.no_grad()
     def add(self, rows: Tensor, groups: Tensor | None = None) -> None:
-        """Candidates [M, D], those of the anchor's own group but for."""
+        """Candidates [M, D]; with their groups [M], those of the anchor's own group do not count."""
         if not len(rows):
             return
         d = rows.shape[1]
         with torch.autocast(rows.device.type, enabled=False):
             if groups is not None and self.groups is not None:
                 v = self._unit(rows).T
-                for part in self._parts(len(rows), PAIRS):
+                for part in _parts(len(self.u), len(rows), PAIRS):
                     other = self.groups[part, None] != groups
                     squares = (self._unit(self.u[part]) @ v).square()
                     self.total[part] += (squares * other).sum(1)
@@ -99,8 +99,11 @@ class Squares:
             if len(rows) < d:
                 v = self._unit(rows).T
             else:
-                v = sum(x.T @ x for x in map(self._unit, rows.split(max(1, NUMBERS // d))))
-            for part in self._parts(d):
+                v = rows.new_zeros(d, d, dtype=self.dtype)
+                for part in _parts(len(rows), d, NUMBERS):
+                    x = self._unit(rows[part])
+                    v += x.T @ x
+            for part in _parts(len(self.u), d, NUMBERS):
                 u = self._unit(self.u[part])
                 product = u @ v
                 self.total[part] += (product * (product if len(rows) < d else u)).sum(1)
@@ -108,15 +111,17 @@ class Squares:
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """[3]: how many anchors have negatives, and the sums over them of their means and of the squares of these."""
+        """[3]: how many anchors have negatives; the sums of their means, and of these means' squares."""
         wide = wide_dtype(self.u.device)
         some = self.count > 0
         mean = (self.total.to(wide).clamp(min=0) / self.count).where(some, 0)
         return torch.stack([some.sum().to(wide), mean.sum(), mean.square().sum()])
 
-    def _parts(self, width: int, room: int = NUMBERS) -> list[slice]:
-        height = max(1, room // max(1, width))
-        return [slice(top, min(top + height, len(self.u))) for top in range(0, len(self.u), height)]
-
     def _unit(self, x: Tensor) -> Tensor:
         return normalize(x)[0].to(self.dtype)
+
+
+def _parts(rows: int, width: int, room: int) -> list[slice]:
+    """So many rows of this width at a time that they fit."""
+    height = max(1, room // max(1, width))
+    return [slice(top, min(top + height, rows)) for top in range(0, rows, height)]

@@ -35,9 +35,9 @@ DEFINITIONS = {
     "local temperature": "(1 - c^2) / 2, the temperature whose slope free has at the cosine c: 0.5 for "
     "unrelated vectors, towards 0 for nearly equal or opposite ones.",
     "effective dimension": "1 / (mean squared cosine of negatives), at most the columns there are: random "
-    "vectors of so many dimensions are as far from orthogonal as the negatives are. It stands for a temperature, "
-    "the one that is as steep at cosine 0 as the log-odds that a random pair is less similar; 3 dimensions or "
-    "fewer for 0.5. `CalibratedLogOdds()` measures and uses it.",
+    "vectors of so many dimensions are as far from orthogonal as the negatives are. It stands for a "
+    "temperature, the one that is as steep at cosine 0 as the log-odds that a random pair is less similar; 3 "
+    "dimensions or fewer for 0.5. `CalibratedLogOdds()` measures and uses it.",
 }
 _NOTABLE = 0.05
 """From this share on, the summary speaks of a temperature that starves or does not rest."""

@@ -96,8 +96,8 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
 
     page.text(
         f"The negatives spread over an effective dimension of {d.effective_dimension:.3g} out of "
-        f"{d.dimensions:,}. `CalibratedLogOdds()` would measure that and stretch the free loss, so that it acts on "
-        f"unrelated pairs like a temperature of {d.effective_temperature:.2g} instead of 0.5."
+        f"{d.dimensions:,}. CalibratedLogOdds() would measure that and stretch the free loss, so that on "
+        f"unrelated pairs it acts like a temperature of {d.effective_temperature:.2g}; without it, like 0.5."
     )
 
     page.heading("Rows that deserve a look")

@@ -1,7 +1,7 @@
 """The loss and its gradient in the paper's scenario, and the cosine of random directions, as closed forms.
 
-The scenario: an anchor has one positive at cosine C and N - 1 negatives at cosine -C, with 0 <= C <= 1: at C = 0 it
-cannot tell them apart, C = 1 is the optimum. A *gradient scale* is the size of the loss's derivative,
+The scenario: an anchor has one positive at cosine C and N - 1 negatives at cosine -C, with 0 <= C <= 1: at
+C = 0 it cannot tell them apart, C = 1 is the optimum. A *gradient scale* is the size of a loss's derivative,
 how hard gradient descent pulls at that C. Every function takes numbers or arrays and broadcasts them;
 numbers alone give a numpy number back.
 
@@ -9,8 +9,8 @@ All exponents here are <= 0, so nothing overflows, and 1 - C is exact in floatin
 so every value keeps its digits as C approaches 1.
 
 Random directions: in nu dimensions the cosine c of two of them has a density proportional to
-(1 - c^2)^((nu-3)/2). With a = (nu-1)/2, and I the regularised incomplete beta function, a random pair
-is closer to orthogonal than c with probability y = I(c^2; 1/2, a), so P(cosine < c) = (1 + y)/2 for c >= 0, with
+(1 - c^2)^((nu-3)/2). With a = (nu-1)/2, and I the regularised incomplete beta function, a random pair is
+closer to orthogonal than c with probability y = I(c^2; 1/2, a), so P(cosine < c) = (1 + y)/2 for c >= 0, with
 log-odds 2 atanh(y). For nu = 3 (the ordinary sphere) y = c: the free link. Any real nu >= 2 will do.
 """
 
@@ -86,8 +86,8 @@ def free_scale(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
     """The size of d loss / dC with logit = 2 g atanh(C): 4g(N-1)q^(2g-1) / ((1+C)^2 (1 + (N-1)q^(2g))),
     with q = (1-C)/(1+C). For the gain 1 that is 4(N-1)(1-C) / ((1+C) (N(1-C)^2 + 4C)).
 
-    It is zero at C = 1 and nowhere else. At gain 1 it falls all the way for N <= 10 + 6 sqrt(3), that is up to
-    20 candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N), then falls to zero.
+    It is zero at C = 1 and nowhere else. At gain 1 it falls all the way for N <= 10 + 6 sqrt(3), that is up
+    to 20 candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N), then falls to zero.
 
     >>> print(f"{free_scale(0.0):.4f}, {free_scale(0.5):.4f}, {free_scale(1.0):.4f}")
     2.0000, 0.5333, 0.0000
@@ -198,8 +198,8 @@ def temperature_dimension(tau: ArrayLike) -> Values:
 def _log_tail(x: Values, a: Values) -> Values:
     """log I(1-x^2; a, 1/2) for x > 0, also where I itself is too small for a number.
 
-    There the series I = z^a x / (a B(a, 1/2)) (1 + z (a+1/2)/(a+1) (1 + z (a+3/2)/(a+2) (1 + ...))), z = 1-x^2,
-    has few terms: z^a < 1e-280 means that 0.06 a of them suffice.
+    There the series I = z^a x / (a B(a, 1/2)) (1 + z (a+1/2)/(a+1) (1 + z (a+3/2)/(a+2) (1 + ...))), with
+    z = 1-x^2, has few terms: z^a < 1e-280 means that 0.06 a of them suffice.
     """
     z = (1 - x) * (1 + x)
     tail: Values = betainc(a, 0.5, z)

@@ -137,8 +137,9 @@ class Training:
             rows.append(row.clone())
             if last:
                 tally.add(seen)
-        *values, square = torch.stack(rows).mean(0).tolist()
-        values += [1 / square if square else 0.0, temperature_at_zero(self.link)]  # 0: all rows are zero
+        means: list[float] = torch.stack(rows).mean(0).tolist()
+        # 0 where all rows are zero, whose cosines are too.
+        values = [*means[:-1], 1 / means[-1] if means[-1] else 0.0, temperature_at_zero(self.link)]
         if not math.isfinite(values[0]):
             raise FloatingPointError(f"the loss became {values[0]} in epoch {self.epoch + 1}.")
         for name, value in zip(CURVES, values, strict=True):
