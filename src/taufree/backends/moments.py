@@ -17,7 +17,7 @@ from torch import Tensor
 from taufree.backends.precision import normalize, result_dtype, wide_dtype
 from taufree.contrast import Contrast
 
-PAIRS = 2**24  # pairs in memory at a time
+PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU they stay in its cache
 NUMBERS = 2**22  # numbers of unit rows in memory at a time
 
 
@@ -90,10 +90,9 @@ class Squares:
         with torch.autocast(rows.device.type, enabled=False):
             if groups is not None and self.groups is not None:
                 v = self._unit(rows).T
-                for part in _parts(len(self.u), len(rows), PAIRS):
+                for part in _parts(len(self.u), len(rows), PAIRS.get(rows.device.type, 2**24)):
                     other = self.groups[part, None] != groups
-                    squares = (self._unit(self.u[part]) @ v).square()
-                    self.total[part] += (squares * other).sum(1)
+                    self.total[part] += (self._unit(self.u[part]) @ v).square_().mul_(other).sum(1)
                     self.count[part] += other.sum(1)
                 return
             if len(rows) < d:
