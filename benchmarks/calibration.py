@@ -49,7 +49,8 @@ FEW = ("0.1", "0.25", "0.5", "free", "calibrated")
 UNTRAINED = "untrained"
 HEAD = (
     "link", "mean ± std", "minus the best tau (95 % interval)",
-    "effective dimension, epoch 20 / middle / end", "tau at c = 0, end", "collapsed", "seeds", "seconds a run",
+    "effective dimension, epoch 20 / middle / end", "tau at c = 0, end", "collapsed", "seeds",
+    "seconds a run",
 )  # fmt: skip
 
 
