@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import taufree
-from taufree import LearnableTemperature, Temperature
+from taufree import CalibratedLogOdds, LearnableTemperature, Temperature
 from tests.largest import Largest
 from tests.ranks import CALLS, LINKS, WAYS, WORLDS, cases, compare, error, forced
 
@@ -54,6 +54,7 @@ def count_collectives(rank, backend="blockwise"):
         "symmetric": lambda a, b: taufree.info_nce(a, b, symmetric=True, **options),
         "nt_xent": lambda a, b: taufree.nt_xent(a, b, **options),
         "sup_con": lambda a, b: taufree.sup_con(a, torch.arange(8), **options),
+        "calibrated": lambda a, b: taufree.nt_xent(a, b, link=CalibratedLogOdds(), **options),
     }.items():
         for way in WAYS:
             a, b = rows.clone().requires_grad_(), rows.flip(0).clone().requires_grad_()

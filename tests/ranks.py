@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import taufree
-from taufree import LearnableTemperature, LogOdds, Temperature, distributed
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, distributed
 from taufree.backends import blockwise
 
 LINKS = {
@@ -25,6 +25,7 @@ LINKS = {
     "gain": lambda: LogOdds(gain=2.0),
     "tau": lambda: Temperature(0.1),
     "learned": lambda: LearnableTemperature(0.2),
+    "calibrated": lambda: CalibratedLogOdds(),
 }
 CALLS = {  # function, tensors, options
     "one-way": ("info_nce", "ab", {}),
@@ -53,11 +54,12 @@ WAYS = ("gather", "ring")
 
 def cases(world, call, way):
     """All links and reductions on two ranks, some on more: (link, reduction) by name."""
-    links = ("odds", "learned") if world > 2 or way == "reference" else tuple(LINKS)
+    links = ("odds", "learned", "calibrated") if world > 2 or way == "reference" else tuple(LINKS)
     reductions = {2: REDUCTIONS, 3: REDUCTIONS, 4: ("mean",)}[world]
     if way == "ring":
         reductions = [x for x in reductions if x != "sum"]
-    return {f"{call}, {x}, {y}, {way}": (x, y) for x, y in itertools.product(links, reductions)}
+    chosen = [(x, y) for x, y in itertools.product(links, reductions) if x != "calibrated" or y == "mean"]
+    return {f"{call}, {x}, {y}, {way}": (x, y) for x, y in chosen}
 
 
 def whole(call, sizes, queues, dtype, d=16):
@@ -132,6 +134,9 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
         if x.requires_grad:
             assert y.grad.dtype == y.dtype
             errors.append(error(y.grad / factor, own(x.grad, name, sizes, queues, rank), x.grad))
+    for p, q in zip(one.buffers(), several.buffers(), strict=True):  # what a link remembers of the batch
+        errors.append(error(q, p))
+        assert p < 0.9
     for p, q in zip(one.parameters(), several.parameters(), strict=True):
         dist.all_reduce(q.grad)
         errors.append(error(q.grad / factor, p.grad, total))  # its terms cancel: what counts is their number

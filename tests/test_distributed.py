@@ -19,7 +19,7 @@ from taufree.contrast import Contrast
 from tests.rank_checks import FSDP, everything, kernels
 from tests.ranks import CALLS, WAYS, WORLDS, cases, run
 
-TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-10}
 
 
 def start(work, worlds, folder):
@@ -85,6 +85,8 @@ def expected(name, way, w, width):
     As the docstring of taufree.backends.sharded says; 8 rows x 16 columns in float32 on each of w ranks,
     sums of ``width`` bytes.
     """
+    measured = [["all_reduce", 24]] if name == "calibrated" else []
+    name = "nt_xent" if name == "calibrated" else name
     n = 8 * w * (2 if name == "nt_xent" else 1)  # all ranks' rows
     gather, embeddings = "all_gather_into_tensor", n * 16 * 4
     rows, back = [[gather, embeddings]], [["reduce_scatter_tensor", embeddings]]
@@ -96,11 +98,12 @@ def expected(name, way, w, width):
     numbers = {"one-way": 0, "sup_con": 4}.get(name, 2)  # of each anchor that all ranks must know
     normalisers = [[gather, numbers * width * n]] if numbers else []
     back = back if name in ("one-way", "symmetric") else []
-    forward = [[gather, 24 * w], *labels, *rows, *sums, ["all_reduce", 8]]
+    measured = [*measured, *again] if measured else []  # the ring goes round once more
+    forward = [[gather, 24 * w], *labels, *rows, *measured, *sums, ["all_reduce", 8]]
     return forward, sorted([*again, *normalisers, *back])
 
 
-NAMES = ("one-way", "symmetric", "nt_xent", "sup_con")
+NAMES = ("one-way", "symmetric", "nt_xent", "sup_con", "calibrated")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,7 +146,7 @@ def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for ranked in start(kernels, [2], tmp_path)[2]:
         worst = {case: max(errors) for case, errors in ranked["errors"].items()}
-        assert len(worst) == 50
+        assert len(worst) == 56
         tolerance = {case: 3e-2 if "bfloat16" in case else 2e-5 for case in worst}
         assert {case: error for case, error in worst.items() if not error < tolerance[case]} == {}
         for name, way in itertools.product(NAMES, WAYS):

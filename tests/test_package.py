@@ -12,6 +12,7 @@ import taufree
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = {
+    "CalibratedLogOdds",
     "InfoNCE",
     "LearnableTemperature",
     "Link",

@@ -2,12 +2,13 @@
 
 from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.integrations import temperature_free
-from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
+from taufree.links import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
 from taufree.losses import InfoNCE, NTXent, SupCon
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CalibratedLogOdds",
     "InfoNCE",
     "LearnableTemperature",
     "Link",

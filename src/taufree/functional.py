@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.backends import BACKENDS, choose, sharded
+from taufree.backends import BACKENDS, choose, moments, sharded
 from taufree.backends.precision import wide_dtype
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
@@ -189,6 +189,7 @@ def _loss(
     link.project()
     if gather_distributed and distributed.active():
         return sharded.loss(contrast, link, reduction, backend)
+    link = link.calibrate(lambda: moments.measure(contrast))
     return choose(backend, contrast, link)(contrast, link, _weights(contrast, reduction))
 
 

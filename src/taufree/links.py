@@ -46,6 +46,14 @@ class Link(nn.Module):
     def project(self) -> None:
         """Bring learned parameters back into their range; called once before each loss."""
 
+    def calibrate(self, measure: Callable[[], tuple[Tensor, Tensor]]) -> Link:
+        """The link that one loss uses, forward and backward; called once before each loss.
+
+        ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the loss's
+        negatives, all ranks' if they are gathered, and its standard error; NaN if there are none.
+        """
+        return self
+
     def forward(self, cosine: Tensor) -> Tensor:
         """The logits of plain cosines, for plots and tests; the losses call :meth:`logit`."""
         return self.logit(cosine, 1 - cosine, 1 + cosine)
@@ -68,6 +76,8 @@ class LogOdds(Link):
         LogOdds(gain=1.0, resolution=0.0001)
     """
 
+    gain: float | Tensor
+
     def __init__(self, gain: float = 1.0, resolution: float = 1e-4) -> None:
         super().__init__()
         self.gain = _number("gain", gain, "a positive number", lambda x: x > 0)
@@ -81,6 +91,87 @@ class LogOdds(Link):
 
     def extra_repr(self) -> str:
         return f"gain={self.gain}, resolution={self.resolution}"
+
+
+class TensorGain(LogOdds):
+    """LogOdds with its gain in a scalar on the embeddings' device, for which no host has to wait."""
+
+    def __init__(self, gain: Tensor, resolution: float) -> None:
+        super().__init__(resolution=resolution)
+        self.gain = gain
+
+
+class CalibratedLogOdds(Link):
+    r"""The log-odds link with a gain that is measured, not set.
+
+    .. math:: \ell(c) = g \log\frac{1+c+\delta}{1-c+\delta}, \qquad
+        g = \frac{2\,\Gamma(\nu/2)}{\sqrt\pi\,\Gamma((\nu-1)/2)}, \qquad \nu = 1 / \overline{c^2}
+
+    The cosines of random directions in nu dimensions have a mean square of 1/nu. Taking the negatives for
+    such, nu is their effective dimension, and g gives the link at c = 0 the slope of the log-odds that a
+    random pair is less similar than this one. On the ordinary sphere, nu = 3, g is 1, the paper's link; fewer
+    dimensions leave it at 1. See docs/calibration.md.
+
+    While training, each loss first measures the mean of c^2 over its own negatives, without gradient.
+    ``moment`` remembers it from loss to loss: it stays where it is as long as that is within the batch's own
+    standard error of the batch's mean, and else moves just so far. There is no rate to choose: a large batch
+    is followed at once, a small one is smoothed as much as it is noisy. So a loss is a function of its batch
+    and of ``moment`` before it, which is in the ``state_dict``. In evaluation mode, by ``eval()`` of the link
+    or of the loss, nothing is measured and ``moment`` stays. It begins at 1: all alike, gain 1.
+
+    Args:
+        resolution: delta, see :class:`LogOdds`.
+
+    Example:
+        >>> from taufree import nt_xent
+        >>> link = CalibratedLogOdds()
+        >>> link.gain
+        1.0
+        >>> view = torch.randn(1000, 64, generator=torch.Generator().manual_seed(0))
+        >>> loss = nt_xent(view, view, link=link)
+        >>> round(link.dimension), round(link.gain, 1)
+        (64, 6.3)
+    """
+
+    moment: Tensor
+
+    def __init__(self, resolution: float = 1e-4) -> None:
+        super().__init__()
+        self.resolution = _number("resolution", resolution, "a number of at least 0", lambda x: x >= 0)
+        self.register_buffer("moment", torch.ones(()))
+
+    @property
+    def dimension(self) -> float:
+        """The effective dimension of the negatives, 1 / mean(c^2)."""
+        return 1 / self.moment.item()
+
+    @property
+    def gain(self) -> float:
+        """The gain the link has now."""
+        return _calibrated_gain(self.moment).item()
+
+    def calibrate(self, measure: Callable[[], tuple[Tensor, Tensor]]) -> LogOdds:
+        if self.training:
+            with torch.no_grad():
+                mean, error = measure()
+                if self.moment.device != mean.device:
+                    self.moment = self.moment.to(mean.device)
+                held = torch.minimum(torch.maximum(self.moment, mean - error), mean + error)
+                self.moment.copy_(torch.where((mean + error).isfinite(), held, self.moment))
+        return self._now()
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self._now().logit(cosine, gap, rise)
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self._now().slope(cosine, gap, rise)
+
+    def _now(self) -> LogOdds:
+        """A link that stays as it is when ``moment`` moves on, which may be before the backward."""
+        return TensorGain(_calibrated_gain(self.moment), self.resolution)
+
+    def extra_repr(self) -> str:
+        return f"resolution={self.resolution}"
 
 
 class Temperature(Link):
@@ -154,6 +245,15 @@ class LearnableTemperature(Link):
 
     def extra_repr(self) -> str:
         return f"max_scale={self.max_scale}"
+
+
+@torch.no_grad()
+def _calibrated_gain(moment: Tensor) -> Tensor:
+    """2 Gamma(nu/2) / (sqrt(pi) Gamma((nu-1)/2)) with nu = 1/moment, and exactly 1 for nu <= 3."""
+    wide = torch.float32 if moment.device.type == "mps" else torch.float64
+    nu = moment.to(wide).reciprocal().clamp(min=3)
+    gain = 2 / math.sqrt(math.pi) * (torch.lgamma(nu / 2) - torch.lgamma((nu - 1) / 2)).exp()
+    return torch.where(nu > 3, gain, 1.0)
 
 
 def _number(name: str, value: object, need: str, good: Callable[[float], bool]) -> float:

@@ -4,6 +4,7 @@ The interpreter must be chosen before the kernels are imported, so this file run
 process of its own, which prints each case's errors as JSON.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -13,15 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from taufree import LearnableTemperature, Link, LogOdds, Temperature
+from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature, nt_xent
 from taufree.backends import reference, triton
 from taufree.contrast import Contrast
+from taufree.links import TensorGain
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 LINKS = {
     "odds": lambda: LogOdds(),
     "gain": lambda: LogOdds(gain=2.0),
+    "tensor gain": lambda: TensorGain(torch.tensor(3.0), 1e-4),
     "tau": lambda: Temperature(0.1),
     "low tau": lambda: Temperature(0.01),
     "learned": lambda: LearnableTemperature(0.1),
@@ -84,6 +87,7 @@ CASES = {
     for name in CONTRASTS
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
     if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
+    if link != "tensor gain" or name in ("symmetric", "own", "labels")
 }
 WEIGHTS = {"queue": None, "one-way": 0.25, "views": 0.125, "few labels": 0.5}
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -124,6 +128,14 @@ def interpret():
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     grads = [torch.autograd.grad(loss(a, a.detach().flip(0)), a)[0] for loss in (plain, compiled)]
     found["compiled"] = float((grads[0] - grads[1]).norm() / grads[0].norm())
+    calibrated, fused = [], []
+    compiled = functools.partial(torch.compile, backend="aot_eager")
+    for one, how in (("reference", lambda f: f), ("triton", lambda f: f), ("triton", compiled)):
+        link = CalibratedLogOdds()
+        loss = how(lambda a, b, link=link, one=one: nt_xent(a, b, link=link, backend=one))
+        calibrated.append([loss(a, a.detach().flip(0)).item() for _ in range(2)])
+        fused.append(link.gain)
+    found["calibrated"] = [calibrated, fused]
     print(json.dumps(found))
 
 
@@ -158,6 +170,14 @@ def test_any_finite_input_gives_finite_results(interpreted):
     for values in interpreted["finite"]:
         assert all(abs(x) < float("inf") for x in values)
     assert not any(interpreted["finite"][0])  # one row and no negatives: loss 0, gradient 0
+
+
+def test_a_measured_gain_is_the_same_everywhere_compiled_or_not(interpreted):
+    losses, gains = interpreted["calibrated"]
+    assert gains[0] > 1.1
+    assert gains == pytest.approx([gains[0]] * 3, rel=1e-6)
+    for found in losses[1:]:
+        assert found == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_compiles_to_one_graph(interpreted):

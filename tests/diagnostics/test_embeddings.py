@@ -139,6 +139,7 @@ def test_cosines_are_counted_once_each() -> None:
     assert found.positive_counts == np.histogram(cosine.diagonal(), edges)[0].tolist()
     assert found.positive_mean == pytest.approx(cosine.diagonal().mean(), rel=1e-5)
     assert found.negative_mean == pytest.approx(cosine[off].mean(), abs=1e-6)
+    assert found.effective_dimension == pytest.approx(1 / (cosine[off] ** 2).mean(), rel=1e-5)
     assert found.non_optimal == (cosine.diagonal() < 0.95).mean()
     for signs, values in (("positives", cosine.diagonal()), ("negatives", cosine[off])):
         local = np.quantile((1 - values**2) / 2, 0.5, method="inverted_cdf")
@@ -281,6 +282,18 @@ def test_advice() -> None:
     assert any(
         "a smaller `LogOdds(resolution=...)` lowers it" in line for line in diagnose(many, many).summary()
     )
+
+
+def test_the_effective_dimension_stands_for_a_temperature() -> None:
+    draw = np.random.default_rng(0)
+    found = diagnose(draw.standard_normal((500, 39)), draw.standard_normal((500, 39)))
+    assert found.effective_dimension == pytest.approx(39, rel=0.02)
+    assert found.effective_temperature == pytest.approx(0.10, abs=0.003)
+    assert any("effective dimension of the negatives is 39" in line for line in found.summary())
+    narrow = diagnose(draw.standard_normal((50, 39)) + 5, draw.standard_normal((50, 39)) + 5)
+    assert 1 <= narrow.effective_dimension < 1.2
+    assert narrow.effective_temperature == pytest.approx(0.5)
+    assert diagnose(np.eye(4, 8), np.eye(4, 8)).effective_dimension == 8  # orthogonal: no more than there are
 
 
 def test_to_dict_holds_everything_json_needs() -> None:

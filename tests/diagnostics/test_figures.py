@@ -25,7 +25,7 @@ def curves(axes):
 
 def test_every_figure_is_there_as_png_and_pdf(drawn):
     assert [path.name for path in drawn] == [name + end for name in FIGURES for end in (".png", ".pdf")]
-    assert len(FIGURES) == 6
+    assert len(FIGURES) == 7
     folder = drawn[0].parent
     assert sorted(folder.iterdir()) == sorted(drawn)  # and nothing half-written beside them
     for path in drawn:
@@ -99,6 +99,16 @@ def test_overview_sets_the_two_schemes_side_by_side():
         np.testing.assert_array_equal(y, theory.free_loss(c, n))
         c, y = free_scale[f"N = {n}"]
         np.testing.assert_array_equal(y, theory.free_scale(c, n))
+
+
+def test_published_temperatures_lie_on_the_curve():
+    (axes,) = FIGURES["7-temperature-by-dimension"]().axes
+    nu, tau = curves(axes)["as steep as the log-odds in nu dimensions"]
+    np.testing.assert_array_equal(tau, theory.dimension_temperature(nu))
+    dots = [tuple(point) for dot in axes.collections for point in dot.get_offsets()]
+    assert [y for _, y in dots] == [0.5, 0.3, 0.25, 0.2, 0.1, 0.07, 0.05]
+    for x, y in dots:
+        assert theory.dimension_temperature(x) == pytest.approx(y, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["1-scale-by-cosine", "3-scale-by-candidates"])

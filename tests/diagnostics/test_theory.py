@@ -64,6 +64,77 @@ def test_free_forms_keep_every_digit_near_the_optimum(n):
             assert theory.free_scale(c, n) == pytest.approx(float(scale), rel=1e-14, abs=0)
 
 
+@pytest.mark.parametrize("gain", [0.5, 1.7, 4.0])
+def test_free_forms_with_a_gain_are_the_softmax(gain):
+    loss, scale = softmax_truth(lambda c: 2 * gain * torch.atanh(c), COSINES, 16)
+    np.testing.assert_allclose(theory.free_loss(COSINES, 16, gain), loss, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(theory.free_scale(COSINES, 16, gain), scale, rtol=1e-10, atol=1e-10)
+
+
+DIMENSIONS = (2, 2.5, 3, 4, 7.3, 39, 128, 1000)
+
+
+@pytest.mark.parametrize("nu", DIMENSIONS)
+def test_random_directions_against_mpmath(nu):
+    """Log-odds to 14 digits from 1e-12 to within a rounding of 1, even where the tail underflows."""
+    with mpmath.workdps(60):
+        a = (mpmath.mpf(nu) - 1) / 2
+        for c in (1e-12, 1e-3, 0.1, 0.5, 0.9, 0.999, 1 - 2.0**-53):
+            x = mpmath.mpf(c)
+            density = (1 - x * x) ** (a - 1) / mpmath.beta(0.5, a)
+            y = mpmath.betainc(0.5, a, 0, x * x, regularized=True)
+            tail = mpmath.betainc(a, 0.5, 0, 1 - x * x, regularized=True)
+            odds = mpmath.log1p(y) - mpmath.log(tail) if c > 0.1 else 2 * mpmath.atanh(y)
+            if density > 1e-300:
+                assert theory.null_density(c, nu) == pytest.approx(float(density), rel=1e-11, abs=0)
+                assert theory.null_cdf(-c, nu) == pytest.approx(float(tail / 2), rel=1e-11, abs=0)
+            assert theory.null_log_odds(c, nu) == pytest.approx(float(odds), rel=2e-14, abs=0)
+            assert theory.null_log_odds(-c, nu) == -theory.null_log_odds(c, nu)
+        slope = 4 * mpmath.gamma(mpmath.mpf(nu) / 2) / mpmath.sqrt(mpmath.pi) / mpmath.gamma(a)
+        assert theory.null_slope(nu) == pytest.approx(float(slope), rel=1e-12)
+    assert theory.null_log_odds(1.0, nu) == math.inf
+    assert theory.null_log_odds(0.0, nu) == 0
+
+
+def test_three_dimensions_are_the_free_link():
+    c = np.linspace(-1, 1, 20_001)[1:-1]
+    np.testing.assert_allclose(theory.null_log_odds(c, 3), 2 * np.arctanh(c), rtol=1e-12)
+    np.testing.assert_allclose(theory.null_cdf(c, 3), (1 + c) / 2, rtol=1e-12)
+    np.testing.assert_allclose(theory.null_density(c, 3), 0.5, rtol=1e-12)
+    assert theory.dimension_temperature(3) == pytest.approx(0.5, rel=1e-14)
+
+
+def test_two_dimensions_are_the_arc_cosine():
+    c = np.linspace(-1, 1, 2001)[1:-1]
+    np.testing.assert_allclose(theory.null_cdf(c, 2), 1 - np.arccos(c) / np.pi, rtol=1e-12)
+    assert theory.null_density(1.0, 2) == math.inf
+
+
+@pytest.mark.parametrize("nu", [2, 3, 10, 64])
+def test_random_directions_by_drawing_them(nu):
+    draw = np.random.default_rng(0)
+    first, second = draw.standard_normal((2, 200_000, nu))
+    cosine = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    for c in (-0.6, -0.1, 0.0, 0.2, 0.5):
+        chance = theory.null_cdf(c, nu)
+        assert (cosine < c).mean() == pytest.approx(
+            chance, abs=5 * math.sqrt(chance * (1 - chance) / 2e5) + 1e-9
+        )
+        assert theory.null_log_odds(c, nu) == pytest.approx(
+            math.log(chance / theory.null_cdf(-c, nu)), abs=1e-12
+        )
+    assert (cosine**2).mean() == pytest.approx(1 / nu, rel=0.02)
+
+
+def test_temperatures_and_dimensions_are_each_others_inverse():
+    nu = np.geomspace(2, 1e6, 1001)
+    tau = theory.dimension_temperature(nu)
+    assert (np.diff(tau) < 0).all()
+    np.testing.assert_allclose(theory.temperature_dimension(tau), nu, rtol=1e-8)
+    assert theory.temperature_dimension(math.pi / 4) == pytest.approx(2)
+    np.testing.assert_allclose(theory.null_slope(1e6), math.sqrt(8e6 / math.pi), rtol=1e-5)
+
+
 def test_a_temperature_bounds_the_probability_of_the_positive():
     sigmoid_2, sigmoid_20 = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-20))
     assert math.exp(-theory.temperature_loss(1.0, 1.0)) == pytest.approx(sigmoid_2, abs=1e-14)
@@ -159,6 +230,13 @@ def test_arguments_broadcast():
         (lambda: theory.temperature_loss(0.5, 0.0), "tau must be positive and finite, but got 0.0."),
         (lambda: theory.vanishing_interval(-1.0), "tau must be positive and finite, but got -1.0."),
         (lambda: theory.free_scale(0.5, 1), "n must be a whole number of at least 2 candidates, but got 1."),
+        (lambda: theory.free_loss(0.5, gain=0.4), "gain must be finite and at least 1/2, but got 0.4."),
+        (lambda: theory.null_cdf(-1.5, 3), "c must lie between -1 and 1, but got -1.5."),
+        (lambda: theory.null_slope(1.5), "nu must be finite and at least 2, but got 1.5."),
+        (
+            lambda: theory.temperature_dimension(1.0),
+            "tau must be at most pi/4, that of two dimensions, but got 1.0.",
+        ),
         (lambda: theory.learnable_scale(0.5, math.inf), "t must be finite, but got inf."),
         (
             lambda: theory.vanishing_interval(0.1, share=1.0),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taufree import LearnableTemperature, LogOdds, Temperature
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature
 from taufree.experiments.link_names import describe, in_order, make_link, parse_links
 
 
@@ -20,12 +20,18 @@ def test_a_temperature_keeps_all_its_digits():
 def test_names_make_links():
     assert isinstance(make_link("free"), LogOdds)
     assert isinstance(make_link("learnable"), LearnableTemperature)
+    assert isinstance(make_link("calibrated"), CalibratedLogOdds)
     assert make_link("0.25").tau == 0.25
+    assert make_link("gain=2").gain == 2.0
 
 
-@pytest.mark.parametrize("text", ["tau", "0", "-0.1", "nan", "inf", "free;0.1"])
+@pytest.mark.parametrize(
+    "text", ["tau", "0", "-0.1", "nan", "inf", "free;0.1", "gain=", "gain=0.4", "gain=inf", "gain"]
+)
 def test_anything_else_is_refused_by_name(text):
-    with pytest.raises(ValueError, match=r"free, learnable or a positive temperature, got ") as error:
+    with pytest.raises(
+        ValueError, match=r"free, calibrated, learnable, gain=G .* or a positive temperature, got "
+    ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
 
@@ -37,5 +43,7 @@ def test_at_least_one_link_is_needed(text):
 
 
 def test_order_and_words():
-    assert in_order({"10", "learnable", "2", "free"}) == ["free", "2", "10", "learnable"]
-    assert [describe(name) for name in ("free", "2", "learnable")] == ["free", "tau 2", "learnable tau"]
+    names = ["free", "2", "10", "calibrated", "gain=2", "learnable"]
+    assert in_order(set(names)) == names
+    words = ["free", "tau 2", "tau 10", "calibrated", "gain 2", "learnable tau"]
+    assert [describe(name) for name in names] == words

@@ -15,7 +15,7 @@ from taufree.experiments.run import Run
 from taufree.experiments.runner import train
 
 TINY = DigitsSettings(epochs=2, batch_size=128)
-LINKS = ("learnable", "1", "free", "0.1")
+LINKS = ("learnable", "1", "calibrated", "free", "0.1")
 
 
 def browser():
@@ -45,6 +45,7 @@ def test_the_page_as_a_browser_shows_it(lines, tmp_path):
     dom, errors = browser().rendered(write_report(lines, tmp_path / "report.html"))
     assert errors == []
     figures = ["accuracy-knn", "accuracy-linear", "loss", "cosines", "gradient-scale", "histogram"]
+    figures.append("effective-dimension")
     for name in figures:
         assert re.search(rf'<div id="{name}"[^>]*class="[^"]*js-plotly-plot', dom), name
     assert dom.count("js-plotly-plot") >= len(figures)
@@ -52,8 +53,8 @@ def test_the_page_as_a_browser_shows_it(lines, tmp_path):
     stored = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     head, *rows = cells(dom, "results")
     assert head == ["link", "knn", "linear", "seeds", "seconds", "note"]
-    assert [row[0] for row in rows] == ["free", "tau 0.1", "tau 1", "learnable tau"]
-    for row, link in zip(rows, ("free", "0.1", "1", "learnable"), strict=True):
+    assert [row[0] for row in rows] == ["free", "tau 0.1", "tau 1", "calibrated", "learnable tau"]
+    for row, link in zip(rows, ("free", "0.1", "1", "calibrated", "learnable"), strict=True):
         for column, metric in ((1, "knn"), (2, "linear")):
             figures = [line["metrics"][metric] for line in stored if line["link"] == link]
             assert row[column] == f"{statistics.mean(figures):.2f} ± {statistics.stdev(figures):.2f}"
@@ -74,6 +75,7 @@ def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(
         assert rows[f"tau {best}"].startswith("best tau: ")
         assert metric in rows[f"tau {best}"]
     ended = [line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == "learnable"]
+    assert rows["calibrated"].startswith("ended like tau 0.")
     assert rows["learnable tau"] == f"ended at tau {statistics.mean(ended):.3f}"
 
 
@@ -86,7 +88,8 @@ def test_the_accuracy_figure_holds_the_means(lines):
     assert list(traces["fixed tau"].x) == [0.1, 1.0]
     assert list(traces["fixed tau"].y) == pytest.approx([mean["0.1"], mean["1"]])
     assert list(traces["free"].y) == pytest.approx([mean["free"]] * 2)
-    assert list(traces["learnable tau, where it ended"].y) == pytest.approx([mean["learnable"]])
+    for link, name in (("learnable", "learnable tau"), ("calibrated", "calibrated")):
+        assert list(traces[f"{name}, where it ended"].y) == pytest.approx([mean[link]])
 
 
 def test_the_histograms_hold_all_pairs(lines):
@@ -105,5 +108,5 @@ def test_a_single_link_and_seed_make_a_page_too(lines, tmp_path, link):
 
 def test_links_have_colours_of_their_own(lines):
     colours = link_colours(lines)
-    assert list(colours) == ["free", "0.1", "1", "learnable"]
-    assert len(set(colours.values())) == 4
+    assert list(colours) == ["free", "0.1", "1", "calibrated", "learnable"]
+    assert len(set(colours.values())) == 5

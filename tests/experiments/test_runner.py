@@ -9,7 +9,7 @@ from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.recipes.digits import Digits, DigitsSettings
 from taufree.experiments.results import KEYS
 from taufree.experiments.run import BadInputError, Run
-from taufree.experiments.runner import Training, seed_everything, train
+from taufree.experiments.runner import CURVES, Training, seed_everything, train
 
 TINY = DigitsSettings(epochs=3, batch_size=128)
 
@@ -75,7 +75,7 @@ def test_a_line_has_the_keys_and_one_value_per_epoch(tmp_path):
     line = train(tiny(), tmp_path)
     assert tuple(line) == KEYS
     assert line["settings"] == {**TINY.__dict__, "precision": "32-true"}
-    for curve in ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "temperature_at_zero"):
+    for curve in CURVES:
         assert len(line["curves"][curve]) == 3
     assert line["curves"]["loss"][2] < line["curves"]["loss"][0]
     assert sum(line["curves"]["positive_histogram"]) == 10 * 128
@@ -84,7 +84,7 @@ def test_a_line_has_the_keys_and_one_value_per_epoch(tmp_path):
     assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
-@pytest.mark.parametrize("link", ["free", "learnable"])
+@pytest.mark.parametrize("link", ["free", "learnable", "calibrated"])
 def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, link):
     def break_off(epoch, loss):
         if epoch == 2:
@@ -129,6 +129,19 @@ def test_the_learnable_temperature_is_trained_without_weight_decay():
     training.train_epoch()
     assert training.link.tau != before
     assert training.curves["temperature_at_zero"] == [pytest.approx(training.link.tau, rel=1e-5)]
+
+
+def test_the_calibrated_link_follows_the_effective_dimension_of_the_negatives():
+    training = begun(tiny("calibrated"))
+    training.train_epoch()
+    training.train_epoch()
+    dimensions, temperatures = (
+        training.curves[name] for name in ("effective_dimension", "temperature_at_zero")
+    )
+    assert 1 < dimensions[0] < dimensions[1] < 32
+    assert training.link.dimension == pytest.approx(dimensions[1], rel=0.5)
+    assert temperatures[1] == pytest.approx(0.5 / training.link.gain, rel=1e-3)
+    assert temperatures[1] <= temperatures[0] <= 0.501
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-mixed", torch.float32)])

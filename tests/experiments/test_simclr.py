@@ -63,6 +63,11 @@ def test_the_network_is_a_plain_resnet_with_a_head():
     assert sum(p.numel() for p in encoder.parameters()) == 11_176_512 + 512 * 512 + 1024 + 128 * 512 + 256
 
 
+def test_the_head_is_as_wide_as_the_settings_say():
+    narrow = FolderOfImages(ImageSettings(projection=32)).model().projector
+    assert (narrow[3].weight.shape, narrow[4].weight.shape) == ((32, 512), (32,))
+
+
 def test_the_small_stem_keeps_the_resolution():
     small = Encoder(small_stem=True).backbone
     seen = []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taufree.backends import reference
+from taufree.backends import moments, reference
 from taufree.backends.precision import result_dtype, wide_dtype
 from taufree.contrast import Contrast
 from taufree.distributed import Ranks
@@ -45,6 +45,7 @@ def loss(
         ids=None if ids is None else ids[order],
         labels=everyone(contrast.labels),
     )
+    link = link.calibrate(lambda: moments.measure(whole))
     losses = reference.anchor_losses(whole, link)
     if reduction == "none":
         own = ranks.span(ranks.rank, sizes)

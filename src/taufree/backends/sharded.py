@@ -20,6 +20,7 @@ embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
 loss (all-reduce)                      mean, sum  8
+squared cosines (all-reduce)           calibrated 24
 normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
                                        one-way
 gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
@@ -44,7 +45,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from taufree.backends import blockwise_shards, gathered, triton
+from taufree.backends import blockwise_shards, gathered, moments, triton
 from taufree.backends.eager import eager
 from taufree.backends.precision import full_precision, wide_dtype
 from taufree.contrast import Contrast, Shard, how_many
@@ -110,6 +111,7 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
             total = counted.sum().clamp(min=1) if reduction == "mean" else 1
             weights = counted[own.start : own.stop] / total
     step = _Step(contrast, ranks, sizes, queues, groups, weights)
+    link = link.calibrate(step.measure)
     make, inputs = (triton if backend == "triton" else blockwise_shards).engine(contrast, link)
     result: Tensor = _Sharded.apply(step, make, *inputs)
     return result
@@ -136,6 +138,18 @@ class _Step:
             self.keys = exchange(ranks, rows.detach(), sizes)
         if contrast.queue is not None and max(queues) > 0:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """:func:`taufree.backends.moments.measure` of all ranks' anchors, the same on every rank."""
+        squares = moments.Squares(self.contrast)
+        self._start()
+        squares.add_own()
+        if self.keys is not None:
+            self.keys.visit(lambda rows, span: squares.add(rows, self._shard(rows, span).groups))
+        if self.queue is not None:
+            self.queue.visit(lambda rows, span: squares.add(rows))
+        sums = self.ranks.sum(squares.sums(), "the squared cosines of all ranks")
+        return moments.summary(sums, self.contrast.anchors.shape[1])
 
     def forward(self, engine: Engine) -> Tensor:
         """The weighted sum of all ranks' losses, or own losses [n]."""

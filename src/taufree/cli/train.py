@@ -21,7 +21,7 @@ def run(
         typer.Argument(help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences."),
     ] = "digits",
     links: Annotated[
-        str, typer.Option(help="Comma-separated: free, learnable, or a number, which is a temperature.")
+        str, typer.Option(help="Comma-separated: free, calibrated, learnable, gain=2, or a temperature.")
     ] = "free,0.1,0.25,0.5,1,learnable",
     preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
     seeds: Annotated[

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .anchors import HARDEST
+from .theory import dimension_temperature
 
 OPTIMAL = 0.95
 """An anchor whose positive cosine is below this is non-optimal."""
@@ -33,6 +34,10 @@ DEFINITIONS = {
     "its resolution, which keeps identical vectors finite; it grows with the number of candidates.",
     "local temperature": "(1 - c^2) / 2, the temperature whose slope free has at the cosine c: 0.5 for "
     "unrelated vectors, towards 0 for nearly equal or opposite ones.",
+    "effective dimension": "1 / (mean squared cosine of negatives), at most the columns there are: random "
+    "vectors of so many dimensions are as far from orthogonal as the negatives are. It stands for a "
+    "temperature, the one that is as steep at cosine 0 as the log-odds that a random pair is less similar; 3 "
+    "dimensions or fewer for 0.5. `CalibratedLogOdds()` measures and uses it.",
 }
 _NOTABLE = 0.05
 """From this share on, the summary speaks of a temperature that starves or does not rest."""
@@ -85,6 +90,7 @@ class Diagnosis:
     negatives: float
     positive_mean: float
     negative_mean: float
+    effective_dimension: float
     positive_counts: list[int]
     negative_counts: list[int]
     non_optimal: float
@@ -93,10 +99,16 @@ class Diagnosis:
     duplicates: dict[str, int]
     zero_rows: dict[str, int]
 
+    @property
+    def effective_temperature(self) -> float:
+        """The temperature that the effective dimension stands for, at most 0.5, the free loss's."""
+        return float(dimension_temperature(max(3.0, self.effective_dimension)))
+
     def to_dict(self) -> dict[str, Any]:
         """All fields, the edges of the bins and the definitions, as plain numbers, texts, lists and dicts."""
         return {
             **dataclasses.asdict(self),
+            "effective_temperature": self.effective_temperature,
             "cosine_edges": COSINE_EDGES.round(9).tolist(),
             "log10_relative_edges": SCALE_EDGES.round(9).tolist(),
             "definitions": dict(DEFINITIONS),
@@ -118,6 +130,10 @@ class Diagnosis:
             f"{round(self.negative_mean, 3) + 0.0:.3f}; "
             f"{self.non_optimal:.1%} of the anchors are non-optimal (positive cosine below {OPTIMAL}).",
         ]
+        lines.append(
+            f"The effective dimension of the negatives is {self.effective_dimension:.3g}, which stands for a "
+            f"temperature of {self.effective_temperature:.2g} at cosine 0."
+        )
         lines += [
             f"{_capital(scheme.title)} starves: the gradient has vanished for {scheme.vanished:.1%} of the "
             f"non-optimal anchors, so they hardly train. A higher temperature, or none, reaches them."

@@ -94,6 +94,12 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
         id="local",
     )
 
+    page.text(
+        f"The negatives spread over an effective dimension of {d.effective_dimension:.3g} out of "
+        f"{d.dimensions:,}. CalibratedLogOdds() would measure that and stretch the free loss, so that on "
+        f"unrelated pairs it acts like a temperature of {d.effective_temperature:.2g}; without it, like 0.5."
+    )
+
     page.heading("Rows that deserve a look")
     counted = {
         "rows of the first table that equal another of its rows": d.duplicates["first"],

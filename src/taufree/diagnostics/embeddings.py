@@ -68,7 +68,7 @@ def diagnose(
 
     bins = _FINE * (len(COSINE_EDGES) - 1)
     positive_counts, negative_counts = torch.zeros(2, bins, dtype=torch.float64)
-    negative_sum, done = 0.0, 0
+    negative_sum, negative_squares, done = 0.0, 0.0, 0
     # Filled in place: small tensors kept from each block would keep its large ones from being reused.
     each = torch.empty(4, len(rows), dtype=torch.float64)
     found = Measured(*each, *torch.empty(3, len(links), len(rows), dtype=torch.float64))
@@ -79,6 +79,8 @@ def diagnose(
             negative_counts += torch.histc(block.negative, bins, -1, 1).cpu()
             negative_counts[0] -= filled.sum().item()
             negative_sum += (block.negative.sum(1) + filled).sum(dtype=torch.float64).item()
+            squares = block.negative.square().sum(dtype=torch.float64) - filled.sum()
+            negative_squares += squares.item()
             part = slice(done, done := done + len(block.positive))
             for whole, values in zip(found, measure(links.values(), block), strict=True):
                 whole[..., part] = values
@@ -97,6 +99,7 @@ def diagnose(
         negatives=found.negatives.mean().item(),
         positive_mean=found.cosine.mean().item(),
         negative_mean=negative_sum / found.negatives.sum().item(),
+        effective_dimension=1 / max(negative_squares / found.negatives.sum().item(), 1 / a.shape[1]),
         positive_counts=_coarse(positive_counts),
         negative_counts=_coarse(negative_counts),
         non_optimal=(found.cosine < OPTIMAL).double().mean().item(),

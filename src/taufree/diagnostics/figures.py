@@ -19,6 +19,16 @@ CANDIDATES = (2, 4, 8, 16)
 # Four colours of Okabe and Ito's palette, told apart under every common colour blindness; the dashes
 # tell the lines apart in black and white too.
 LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#000000", ":"))
+PUBLISHED = {
+    0.5: "SimCLR (CIFAR-10), free",
+    0.3: "BYOL's study",
+    0.25: "MSC",
+    0.2: "MoCo v2",
+    0.1: "SimCLR, SwAV",
+    0.07: "MoCo, CLIP's start",
+    0.05: "SimCSE, MABEL",
+}
+"""Temperatures of InfoNCE that others found best or chose."""
 COSINE = "cosine C of the positive (negatives at -C)"
 STYLE = {
     "figure.dpi": 150,
@@ -144,6 +154,31 @@ def overview() -> Figure:
     return figure
 
 
+def temperature_by_dimension() -> Figure:
+    """`dimension_temperature` against nu, with the temperatures that others found or chose."""
+    nu = np.geomspace(2, 4000, 501)
+    figure, axes = _figure("A temperature is a dimension in disguise")
+    _curve(axes, nu, theory.dimension_temperature(nu), "as steep as the log-odds in nu dimensions", LINES[0])
+    axes.set(
+        xscale="log", yscale="log", xlim=(2, 4000), ylim=(0.017, 0.95), ylabel="temperature τ (log scale)"
+    )
+    for tau, who in PUBLISHED.items():
+        place = theory.temperature_dimension(tau)
+        axes.plot([2, place, place], [tau, tau, 0.017], color="#999999", linewidth=0.8, label="_")
+        axes.scatter(place, tau, color=LINES[1][0], zorder=3)
+        axes.annotate(
+            f"τ = {tau:g}, nu = {place:.3g}: {who}", (place, tau), (7, 3), textcoords="offset points"
+        )
+    ticks = {"x": (2, 3, 6, 10, 20, 40, 100, 200, 500, 1000, 4000), "y": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)}
+    axes.set_xticks(ticks["x"], [f"{tick:g}" for tick in ticks["x"]])
+    axes.set_yticks(ticks["y"], [f"{tick:g}" for tick in ticks["y"]])
+    axes.minorticks_off()
+    axes.grid(False)
+    axes.set_xlabel("dimension nu (log scale)")
+    axes.legend(loc="upper right", handlelength=2.6)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "1-scale-by-cosine": scale_by_cosine,
     "2-scale-by-temperature": scale_by_temperature,
@@ -151,6 +186,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "4-learnable-scale": learnable_scale,
     "5-free-scale": free_scale,
     "6-overview": overview,
+    "7-temperature-by-dimension": temperature_by_dimension,
 }
 
 

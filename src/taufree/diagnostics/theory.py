@@ -1,12 +1,17 @@
-"""The loss and its gradient in the paper's scenario, as closed forms.
+"""The loss and its gradient in the paper's scenario, and the cosine of random directions, as closed forms.
 
-An anchor has one positive at cosine C and N - 1 negatives at cosine -C, with 0 <= C <= 1: at C = 0 it
-cannot tell them apart, C = 1 is the optimum. A *gradient scale* is the size of the loss's derivative,
+The scenario: an anchor has one positive at cosine C and N - 1 negatives at cosine -C, with 0 <= C <= 1: at
+C = 0 it cannot tell them apart, C = 1 is the optimum. A *gradient scale* is the size of a loss's derivative,
 how hard gradient descent pulls at that C. Every function takes numbers or arrays and broadcasts them;
 numbers alone give a numpy number back.
 
 All exponents here are <= 0, so nothing overflows, and 1 - C is exact in floating point for C >= 1/2,
 so every value keeps its digits as C approaches 1.
+
+Random directions: in nu dimensions the cosine c of two of them has a density proportional to
+(1 - c^2)^((nu-3)/2). With a = (nu-1)/2, and I the regularised incomplete beta function, a random pair is
+closer to orthogonal than c with probability y = I(c^2; 1/2, a), so P(cosine < c) = (1 + y)/2 for c >= 0, with
+log-odds 2 atanh(y). For nu = 3 (the ordinary sphere) y = c: the free link. Any real nu >= 2 will do.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import betainc, betaln, digamma
 
 Values: TypeAlias = NDArray[np.float64]
 
@@ -65,28 +71,31 @@ def learnable_scale(c: ArrayLike, t: ArrayLike) -> Values:
     return gap * negative / (1 + negative)
 
 
-def free_loss(c: ArrayLike, n: int = 2) -> Values:
-    """The loss with logit = 2 atanh(C): -log((1+C)^2 / ((1+C)^2 + (N-1)(1-C)^2)).
+def free_loss(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
+    """The loss with logit = 2 g atanh(C), g the gain: log(1 + (N-1) ((1-C)/(1+C))^(2g)).
 
-    >>> print(f"{free_loss(0.5):.4f}, {free_loss(1.0):.4f}")
-    0.1054, 0.0000
+    >>> print(f"{free_loss(0.5):.4f}, {free_loss(1.0):.4f}, {free_loss(0.5, gain=2):.4f}")
+    0.1054, 0.0000, 0.0123
     """
     x = _cosine(c)
-    loss: Values = np.log1p((_candidates(n) - 1) * ((1 - x) / (1 + x)) ** 2)
+    loss: Values = np.log1p((_candidates(n) - 1) * ((1 - x) / (1 + x)) ** (2 * _gain(gain)))
     return loss
 
 
-def free_scale(c: ArrayLike, n: int = 2) -> Values:
-    """The size of d loss / dC with logit = 2 atanh(C): 4(N-1)(1-C) / ((1+C) (N(1-C)^2 + 4C)).
+def free_scale(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
+    """The size of d loss / dC with logit = 2 g atanh(C): 4g(N-1)q^(2g-1) / ((1+C)^2 (1 + (N-1)q^(2g))),
+    with q = (1-C)/(1+C). For the gain 1 that is 4(N-1)(1-C) / ((1+C) (N(1-C)^2 + 4C)).
 
-    It is zero at C = 1 and nowhere else. It falls all the way for N <= 10 + 6 sqrt(3), that is up to 20
-    candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N), then falls to zero.
+    It is zero at C = 1 and nowhere else. At gain 1 it falls all the way for N <= 10 + 6 sqrt(3), that is up
+    to 20 candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N), then falls to zero.
 
     >>> print(f"{free_scale(0.0):.4f}, {free_scale(0.5):.4f}, {free_scale(1.0):.4f}")
     2.0000, 0.5333, 0.0000
     """
-    x, n = _cosine(c), _candidates(n)
-    return 4 * (n - 1) * (1 - x) / ((1 + x) * (n * (1 - x) ** 2 + 4 * x))
+    x, others, gain = _cosine(c), _candidates(n) - 1, _gain(gain)
+    odds = (1 - x) / (1 + x)
+    power = odds ** (2 * gain - 1)
+    return 4 * gain * others * power / ((1 + x) ** 2 * (1 + others * power * odds))
 
 
 def vanishing_interval(tau: float, n: int = 2, share: float = 0.01) -> tuple[float, float] | None:
@@ -106,6 +115,105 @@ def vanishing_interval(tau: float, n: int = 2, share: float = 0.01) -> tuple[flo
         raise ValueError(f"share must lie strictly between 0 and 1, but got {share}.")
     low = tau / 2 * math.log(n / share - (n - 1))
     return (low, 1.0) if low < 1 else None
+
+
+def null_density(c: ArrayLike, nu: ArrayLike) -> Values:
+    """The density of the cosine of two random directions, (1-c^2)^((nu-3)/2) / B(1/2, (nu-1)/2).
+
+    For nu < 3 it is infinite at c = -1 and 1.
+
+    >>> print(f"{null_density(0.3, nu=3):.3f}, {null_density(0.0, nu=128):.3f}")
+    0.500, 4.487
+    """
+    x, a = _any_cosine(c), _half(nu)
+    with np.errstate(divide="ignore"):
+        density: Values = ((1 - x) * (1 + x)) ** (a - 1) * np.exp(-betaln(0.5, a))
+    return density
+
+
+def null_cdf(c: ArrayLike, nu: ArrayLike) -> Values:
+    """The probability that the cosine of two random directions is below c; small ones keep their digits.
+
+    >>> print(f"{null_cdf(0.5, nu=3):.3f}, {null_cdf(-0.5, nu=128):.1e}")
+    0.750, 8.1e-10
+    """
+    x, a = _any_cosine(c), _half(nu)
+    below: Values = betainc(a, a, (1 + x) / 2)
+    return below
+
+
+def null_log_odds(c: ArrayLike, nu: ArrayLike) -> Values:
+    """log(P(cosine < c) / P(cosine > c)) of two random directions; infinite at c = -1 and 1.
+
+    It is 2 atanh(y) near c = 0 and log((1 + y) / (1 - y)) in the tails, with 1 - y = I(1-c^2; a, 1/2).
+
+    >>> print(f"{null_log_odds(0.5, nu=3):.6f}, {2 * math.atanh(0.5):.6f}, {null_log_odds(0.9, nu=1000):.3f}")
+    1.098612, 1.098612, 833.803
+    """
+    x, a = np.broadcast_arrays(_any_cosine(c), _half(nu))
+    y = betainc(0.5, a, x * x)
+    with np.errstate(divide="ignore"):
+        odds = np.where(y < 0.5, 2 * np.arctanh(np.minimum(y, 0.5)), np.log1p(y) - _log_tail(np.abs(x), a))
+    signed: Values = np.sign(x) * odds
+    return signed
+
+
+def null_slope(nu: ArrayLike) -> Values:
+    """The slope of `null_log_odds` at c = 0, 4 Gamma(nu/2) / (sqrt(pi) Gamma((nu-1)/2)).
+
+    >>> print(f"{null_slope(3):.4f}, {null_slope(128):.4f}")
+    2.0000, 17.9480
+    """
+    slope: Values = 4 * np.exp(-betaln(0.5, _half(nu)))
+    return slope
+
+
+def dimension_temperature(nu: ArrayLike) -> Values:
+    """The temperature whose link c/tau has the slope of `null_log_odds` at c = 0: 1 / `null_slope`.
+
+    >>> print(f"{dimension_temperature(3):.2f}, {dimension_temperature(39):.2f}")
+    0.50, 0.10
+    """
+    return 1 / null_slope(nu)
+
+
+def temperature_dimension(tau: ArrayLike) -> Values:
+    """The nu >= 2 that a temperature of at most pi/4 stands for; the inverse of `dimension_temperature`.
+
+    By Newton's method on log(slope), from the slope of a large nu, sqrt(8 (nu - 1.5) / pi).
+
+    >>> print(f"{temperature_dimension(0.5):.2f}, {temperature_dimension(0.1):.2f}")
+    3.00, 40.77
+    """
+    temperature = _temperature(tau)
+    if not np.all(temperature <= math.pi / 4 * (1 + 1e-12)):
+        raise ValueError(f"tau must be at most pi/4, that of two dimensions, but got {temperature}.")
+    nu: Values = np.maximum(2.0, 1.5 + math.pi / (8 * temperature**2))
+    for _ in range(6):
+        rate = (digamma(nu / 2) - digamma((nu - 1) / 2)) / 2
+        nu = np.maximum(2.0, nu - np.log(null_slope(nu) * temperature) / rate)
+    return nu
+
+
+def _log_tail(x: Values, a: Values) -> Values:
+    """log I(1-x^2; a, 1/2) for x > 0, also where I itself is too small for a number.
+
+    There the series I = z^a x / (a B(a, 1/2)) (1 + z (a+1/2)/(a+1) (1 + z (a+3/2)/(a+2) (1 + ...))), with
+    z = 1-x^2, has few terms: z^a < 1e-280 means that 0.06 a of them suffice.
+    """
+    z = (1 - x) * (1 + x)
+    tail: Values = betainc(a, 0.5, z)
+    far = (tail < 1e-280) & (z > 0)
+    logarithm: Values = np.asarray(np.log(tail))
+    if far.any():
+        x, z, a = x[far], z[far], a[far]
+        term, total, k = np.ones_like(z), np.ones_like(z), 0
+        while (term > 1e-17 * total).any():
+            term *= z * (a + k + 0.5) / (a + k + 1)
+            total += term
+            k += 1
+        logarithm[far] = a * np.log(z) + np.log(x * total / a) - betaln(a, 0.5)
+    return logarithm
 
 
 def _negatives(c: ArrayLike, tau: ArrayLike, n: int) -> Values:
@@ -136,6 +244,27 @@ def _temperature(tau: ArrayLike) -> Values:
     if not np.all((temperature > 0) & np.isfinite(temperature)):
         raise ValueError(f"tau must be positive and finite, but got {temperature}.")
     return temperature
+
+
+def _any_cosine(c: ArrayLike) -> Values:
+    cosine = np.asarray(c, dtype=np.float64)
+    if not np.all(np.abs(cosine) <= 1):
+        raise ValueError(f"c must lie between -1 and 1, but got {cosine}.")
+    return cosine
+
+
+def _half(nu: ArrayLike) -> Values:
+    """(nu - 1) / 2, once nu has been looked at."""
+    dimension = np.asarray(nu, dtype=np.float64)
+    if not np.all((dimension >= 2) & np.isfinite(dimension)):
+        raise ValueError(f"nu must be finite and at least 2, but got {dimension}.")
+    return (dimension - 1) / 2
+
+
+def _gain(gain: float) -> float:
+    if not (0.5 <= gain < math.inf):  # below, the gradient scale is infinite at C = 1
+        raise ValueError(f"gain must be finite and at least 1/2, but got {gain}.")
+    return gain
 
 
 def _candidates(n: int) -> int:

@@ -10,22 +10,22 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from taufree.diagnostics.theory import free_scale, temperature_scale
-from taufree.experiments.link_names import describe, in_order, temperature_of
+from taufree.experiments.link_names import GAIN, describe, in_order, temperature_of
 from taufree.experiments.results import Line
 from taufree.experiments.summary import spreads
 
-_NAMED_COLOURS = {"free": "#d1495b", "learnable": "#2a9d8f"}
+_NAMED_COLOURS = {"free": "#d1495b", "calibrated": "#e08e1b", "learnable": "#2a9d8f"}
 _BLUES = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")
 
 
 def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
-    """A metric by temperature; free as a line with its spread across, learnable where it ended."""
+    """A metric by temperature; free as a line with its spread across, the others where they ended."""
     found = spreads(lines)
     colours = link_colours(lines)
     fig = go.Figure()
     fixed = [link for link in found if temperature_of(link) is not None]
-    learnt = final_temperature(lines, "learnable")
-    marks = [*(float(link) for link in fixed), *([learnt] if learnt else [])] or [0.1, 1.0]
+    ended = {link: final_temperature(lines, link) for link in found if link not in ("free", *fixed)}
+    marks = [*(float(link) for link in fixed), *ended.values()] or [0.1, 1.0]
     ends = [min(marks) / 1.3, max(marks) * 1.3]
     if free := found.get("free"):
         mean, std = free[metric].mean, free[metric].std or 0.0
@@ -52,14 +52,14 @@ def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
             line={"color": _BLUES[2]},
             name="fixed tau",
         )
-    if learnt:
+    for link, tau in ended.items():
         fig.add_scatter(
-            x=[learnt],
-            y=[found["learnable"][metric].mean],
-            error_y={"array": [found["learnable"][metric].std or 0.0]},
+            x=[tau],
+            y=[found[link][metric].mean],
+            error_y={"array": [found[link][metric].std or 0.0]},
             mode="markers",
-            marker={"size": 11, "symbol": "diamond", "color": colours["learnable"]},
-            name="learnable tau, where it ended",
+            marker={"size": 11, "symbol": "diamond", "color": colours[link]},
+            name=f"{describe(link)}, where it ended",
         )
     fig.update_xaxes(
         type="log",
@@ -165,16 +165,17 @@ def link_colours(lines: Sequence[Line]) -> dict[str, str]:
     return {link: blues.get(link) or _NAMED_COLOURS.get(link, "#7b5ea7") for link in links}
 
 
-def final_temperature(lines: Sequence[Line], link: str) -> float | None:
-    """The mean over seeds of 1 / link'(0) at the end of training, None where the link was not run."""
-    ends = [line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == link]
-    return float(np.mean(ends)) if ends else None
+def final_temperature(lines: Sequence[Line], link: str) -> float:
+    """The mean over seeds of 1 / link'(0) at the end of training."""
+    return float(
+        np.mean([line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == link])
+    )
 
 
 def _scale_curve(
     lines: Sequence[Line], link: str, candidates: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    c = np.linspace(0, 1, 201)
-    if link == "free":
-        return c, free_scale(c, candidates)
-    return c, temperature_scale(c, final_temperature(lines, link) or 1.0, candidates)
+    c, tau = np.linspace(0, 1, 201), final_temperature(lines, link)
+    if link in ("free", "calibrated") or link.startswith(GAIN):
+        return c, free_scale(c, candidates, gain=max(0.5, 0.5 / tau))  # the resolution takes 1e-4 of it
+    return c, temperature_scale(c, tau, candidates)

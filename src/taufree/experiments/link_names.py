@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from taufree import LearnableTemperature, Link, LogOdds, Temperature
+from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
 
-NAMED: dict[str, Callable[[], Link]] = {"free": LogOdds, "learnable": LearnableTemperature}
+NAMED: dict[str, Callable[[], Link]] = {
+    "free": LogOdds,
+    "calibrated": CalibratedLogOdds,
+    "learnable": LearnableTemperature,
+}
+GAIN = "gain="
+"""How the name of a free link with a gain of its own begins."""
 
 
 def parse_links(text: str) -> tuple[str, ...]:
     """The links of a comma-separated list, each by its one spelling and named once.
 
-    >>> parse_links("free, 0.10,1e-1,learnable")
-    ('free', '0.1', 'learnable')
+    >>> parse_links("free, 0.10,1e-1,learnable,gain=2.0")
+    ('free', '0.1', 'learnable', 'gain=2')
     """
     names = [_canonical(name.strip()) for name in text.split(",") if name.strip()]
     if not names:
@@ -25,25 +31,29 @@ def parse_links(text: str) -> tuple[str, ...]:
 def make_link(name: str) -> Link:
     """A fresh link of that name.
 
-    >>> make_link("0.1")
-    Temperature(tau=0.1)
+    >>> make_link("0.1"), make_link("gain=2")
+    (Temperature(tau=0.1), LogOdds(gain=2.0, resolution=0.0001))
     """
+    if name.startswith(GAIN):
+        return LogOdds(float(name.removeprefix(GAIN)))
     tau = temperature_of(name)
     return NAMED[name]() if tau is None else Temperature(tau)
 
 
 def temperature_of(name: str) -> float | None:
     """The fixed temperature of a link, None for the links that have none."""
-    return None if name in NAMED else float(name)
+    return None if name in NAMED or name.startswith(GAIN) else float(name)
 
 
 def describe(name: str) -> str:
     """The link in words for a table or a legend.
 
-    >>> [describe(name) for name in ("free", "0.5", "learnable")]
-    ['free', 'tau 0.5', 'learnable tau']
+    >>> [describe(name) for name in ("free", "0.5", "learnable", "gain=2")]
+    ['free', 'tau 0.5', 'learnable tau', 'gain 2']
     """
-    return {"free": "free", "learnable": "learnable tau"}.get(name, f"tau {name}")
+    if name.startswith(GAIN):
+        return name.replace("=", " ")
+    return f"{name} tau" if name == "learnable" else name if name in NAMED else f"tau {name}"
 
 
 def in_order(names: set[str]) -> list[str]:
@@ -58,10 +68,14 @@ def in_order(names: set[str]) -> list[str]:
 def _canonical(name: str) -> str:
     if name in NAMED:
         return name
+    kind, least = (GAIN, 0.5) if name.startswith(GAIN) else ("", 0.0)
     try:
-        tau = float(name)
+        number = float(name.removeprefix(kind))
     except ValueError:
-        tau = math.nan
-    if not (tau > 0 and math.isfinite(tau)):
-        raise ValueError(f"links must be {', '.join(NAMED)} or a positive temperature, got {name!r}.")
-    return f"{tau:g}" if float(f"{tau:g}") == tau else repr(tau)
+        number = math.nan
+    if not (number > 0 and least <= number < math.inf):
+        raise ValueError(
+            f"links must be {', '.join(NAMED)}, gain=G with G of at least 0.5, or a positive temperature, "
+            f"got {name!r}."
+        )
+    return kind + (f"{number:g}" if float(f"{number:g}") == number else repr(number))

@@ -119,6 +119,7 @@ def temperature_at_zero(link: Link) -> float:
     >>> temperature_at_zero(Temperature(0.2)), round(temperature_at_zero(LogOdds()), 3)
     (0.2, 0.5)
     """
-    device = next((parameter.device for parameter in link.parameters()), torch.device("cpu"))
+    state = (*link.parameters(), *link.buffers())
+    device = state[0].device if state else torch.device("cpu")
     zero, one = torch.zeros(1, dtype=torch.float64, device=device), torch.ones(1, device=device).double()
     return 1 / float(link.slope(zero, one, one).item())

@@ -29,6 +29,8 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
         note = f"best tau: {', '.join(leads)}" if leads else ""
         if link == "free":
             note = "no temperature"
+        elif link == "calibrated":
+            note = f"ended like tau {final_temperature(lines, link):.3f}"
         elif link == "learnable":
             note = f"ended at tau {final_temperature(lines, link):.3f}"
         figures = {metric: str(of_link[metric]) for metric in metrics}
@@ -60,7 +62,8 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         "Similarity is the cosine of the two vectors, between -1 and 1. Before the loss compares the "
         "pairs, a link turns each cosine into a score. The usual link divides by a temperature tau, a "
         "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
-        "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network."
+        "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, the "
+        "calibrated one stretches the free link by a gain that it measures on the negative pairs."
     )
     rows = table_rows(lines)
     page.heading("Results")
@@ -101,7 +104,8 @@ def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
             id=f"accuracy-{metric}",
             caption=f"{metric} by temperature, bars of one standard deviation. The line across is the free "
             "link, which has no temperature: below it a temperature did worse, above it better. "
-            "The diamond is the learnable temperature, drawn at the value it ended with.",
+            "A diamond is a link that found its own, or has another gain, drawn at the temperature that it "
+            "ended with for unrelated pairs, whose cosines are near 0.",
         )
 
 
@@ -126,6 +130,13 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
         "vectors point much the same way; training pulls negatives down towards 0 (unrelated) "
         "and keeps positives up.",
     )
+    if all("effective_dimension" in line["curves"] for line in lines):
+        page.figure(
+            curve_figure(lines, {"effective_dimension": "solid"}, "effective dimension", log=True),
+            id="effective-dimension",
+            caption="In how many dimensions random vectors would be as far from orthogonal as the negative "
+            "pairs are: 1 / (mean squared cosine). 1 means that all vectors lie on a line.",
+        )
     page.figure(
         curve_figure(lines, {"gradient_scale": "solid"}, "gradient scale", log=True),
         id="gradient-scale",

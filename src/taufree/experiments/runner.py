@@ -36,7 +36,14 @@ from taufree.experiments.recipe import Recipe, find_recipe
 from taufree.experiments.replay import Replayed
 from taufree.experiments.run import BadInputError, Run
 
-CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "temperature_at_zero")
+CURVES = (
+    "loss",
+    "positive_cosine",
+    "negative_cosine",
+    "gradient_scale",
+    "effective_dimension",
+    "temperature_at_zero",
+)
 
 
 def train(
@@ -144,7 +151,9 @@ class Training:
             rows.append(row.clone())
             if last:
                 tally.add(seen)
-        values: list[float] = [*torch.stack(rows).mean(0).tolist(), temperature_at_zero(self.link)]
+        means: list[float] = torch.stack(rows).mean(0).tolist()
+        # 0 where all rows are zero, whose cosines are too.
+        values = [*means[:-1], 1 / means[-1] if means[-1] else 0.0, temperature_at_zero(self.link)]
         if not math.isfinite(values[0]):
             raise FloatingPointError(f"the loss became {values[0]} in epoch {self.epoch + 1}.")
         for name, value in zip(CURVES, values, strict=True):
@@ -157,7 +166,8 @@ class Training:
         return values[0]
 
     def _advance(self, batch: Any) -> tuple[Tensor, Observation]:
-        """One step of training; the first four curves' values at it, [4], and all that was observed."""
+        """One step of training: loss, mean positive and negative cosine, gradient scale and mean squared
+        negative cosine, [5], and all that was observed."""
         step = self.recipe.step(self.model, batch, self.link)
         self.optimizer.zero_grad()
         self.fabric.backward(step.loss)
@@ -166,7 +176,8 @@ class Training:
                 parameter.grad = self.fabric.all_reduce(parameter.grad)
         self.optimizer.step()
         seen = step.observation
-        row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale)
+        square = seen.negative.square().mean()
+        row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale, square)
         return torch.stack([value.detach().double() for value in row]), seen
 
     def evaluate(self) -> dict[str, float]:

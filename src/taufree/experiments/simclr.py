@@ -42,6 +42,7 @@ class ImageSettings(ViewSettings):
         small_stem: a 3 x 3 convolution at full resolution at the network's entry, for images of 32 pixels,
             instead of ImageNet's 7 x 7 one with stride 2 and a max-pool.
         neighbours: how many neighbours vote in the kNN accuracy.
+        projection: how many numbers of a view the loss compares.
     """
 
     epochs: int = 800
@@ -50,12 +51,13 @@ class ImageSettings(ViewSettings):
     weight_decay: float = 5e-4
     small_stem: bool = False
     neighbours: int = 200
+    projection: int = 128
 
 
 class Encoder(nn.Module):
-    """A ResNet-18 to 512 features, and SimCLR's head to the 128 numbers that the loss compares."""
+    """A ResNet-18 to 512 features, and SimCLR's head to the numbers that the loss compares."""
 
-    def __init__(self, *, small_stem: bool) -> None:
+    def __init__(self, *, small_stem: bool, projection: int = 128) -> None:
         super().__init__()
         self.backbone = resnet18(weights=None)
         self.backbone.fc = nn.Identity()
@@ -67,13 +69,13 @@ class Encoder(nn.Module):
             nn.Linear(512, 512, bias=False),
             nn.BatchNorm1d(512),
             nn.ReLU(),
-            nn.Linear(512, 128, bias=False),
-            nn.BatchNorm1d(128),
+            nn.Linear(512, projection, bias=False),
+            nn.BatchNorm1d(projection),
         )
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [N, 512] and projections [N, 128] of images [N, 3, H, W]."""
+        """Features [N, 512] and projections [N, projection] of images [N, 3, H, W]."""
         features = self.backbone(images)
         # The loss resolves cosines that bfloat16 does not; the head is small.
         with torch.autocast(images.device.type, enabled=False):
@@ -99,7 +101,7 @@ class SimCLR(ImageRecipe):
     settings: ImageSettings
 
     def model(self) -> nn.Module:
-        return Encoder(small_stem=self.settings.small_stem)
+        return Encoder(small_stem=self.settings.small_stem, projection=self.settings.projection)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         chosen = self.settings

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from taufree.backends.precision import chords, normalize
 from taufree.contrast import Contrast
-from taufree.links import LearnableTemperature, Link, LogOdds, Temperature
+from taufree.links import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature, TensorGain
 
 if TYPE_CHECKING:
     from taufree.backends.triton.shards import Shards
@@ -43,10 +43,10 @@ def supported(contrast: Contrast, link: Link) -> str | None:
         return f"the kernels take float32, float16 and bfloat16, not {wrong.pop()}."
     if contrast.anchors.shape[1] > LARGEST:
         return f"the kernels take up to {LARGEST} columns, got {contrast.anchors.shape[1]}."
-    if type(link) not in (LogOdds, Temperature, LearnableTemperature):
-        return f"the kernels know LogOdds, Temperature and LearnableTemperature, not {type(link).__name__}."
+    if type(link) not in (LogOdds, TensorGain, CalibratedLogOdds, Temperature, LearnableTemperature):
+        return f"the kernels know the links of this library, not {type(link).__name__}."
     finest = FINEST[all(x.dtype.itemsize == 2 for x in inputs)]
-    if isinstance(link, LogOdds) and link.resolution < finest:
+    if isinstance(link, LogOdds | CalibratedLogOdds) and link.resolution < finest:
         return f"the kernels need a resolution of at least {finest:g} here, got {link.resolution:g}."
     return None
 
@@ -73,8 +73,12 @@ def _arguments(contrast: Contrast, link: Link) -> tuple[Any, ...]:
 
     kind, delta = SCALE, 0.0
     if isinstance(link, LogOdds):
-        kind, delta = (ODDS if link.gain == 1 else POWER), link.resolution
-        scale = contrast.anchors.new_full((int(kind == POWER),), link.gain, dtype=torch.float32)
+        gain, delta = link.gain, link.resolution
+        if isinstance(gain, Tensor):  # whatever it is: to look would be to wait
+            kind, scale = POWER, gain.to(contrast.anchors.device, torch.float32).reshape(1)
+        else:
+            kind = ODDS if gain == 1 else POWER
+            scale = contrast.anchors.new_full((int(kind == POWER),), gain, dtype=torch.float32)
     elif isinstance(link, Temperature):
         scale = contrast.anchors.new_ones(1, dtype=torch.float32).div_(link.tau)
         if link.tau >= GENTLE and contrast.labels is None and contrast.own_negatives is None:

@@ -1,0 +1,248 @@
+"""Does one default without any setting keep up with the best tuned temperature everywhere?
+
+    python benchmarks/calibration.py --data FOLDER --tasks digits,citeseer --jobs 2
+    python benchmarks/calibration.py --data FOLDER --tasks imagenette --limit 540   # as often as it takes
+    python benchmarks/calibration.py --table                                        # docs/calibration.md
+    python benchmarks/calibration.py --cost                                         # what measuring costs
+
+Writes one line for each run to benchmarks/results/calibration.jsonl, with every twentieth epoch of its
+curves, and does no run again that is there. After --limit seconds it stops in good order; a run under way
+goes on from its checkpoint in --runs, if that is still there.
+
+A run has collapsed if it is not at least a point better than the same network before training, or if its loss
+was not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+import torch
+from citeseer import thinned
+from rich.console import Console
+from torch.utils.benchmark import Timer
+
+from taufree import CalibratedLogOdds, InfoNCE, LogOdds
+from taufree.experiments.environment import choose_device
+from taufree.experiments.link_names import describe, in_order
+from taufree.experiments.recipe import Settings, find_recipe
+from taufree.experiments.recipes.citeseer import CiteSeerSettings
+from taufree.experiments.recipes.digits import DigitsSettings
+from taufree.experiments.results import line_key
+from taufree.experiments.run import Run
+from taufree.experiments.runner import Training
+from taufree.experiments.simclr import ImageSettings
+from taufree.experiments.summary import Difference, best_temperature, difference, spreads
+from taufree.experiments.sweep import sweep
+
+ROOT = Path(__file__).parent.parent
+LINKS = ("0.05", "0.1", "0.25", "0.5", "1", "learnable", "free", "gain=2", "calibrated")
+FEW = ("0.1", "0.25", "0.5", "free", "calibrated")
+UNTRAINED = "untrained"
+HEAD = (
+    "link", "mean ± std", "minus the best tau (95 % interval)",
+    "effective dimension, epoch 20 / middle / end", "tau at c = 0, end", "collapsed", "seeds",
+    "seconds a run",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """A column of the study: what is trained, with which links, and by what it is judged."""
+
+    recipe: str
+    settings: Settings
+    metric: str
+    links: tuple[str, ...] = LINKS
+    seeds: int = 20
+
+
+def imagenette(links: tuple[str, ...] = FEW, seeds: int = 1, **changes: int) -> Task:
+    return Task("imagenette", ImageSettings(epochs=100, **changes), "knn", links, seeds)
+
+
+TASKS = {
+    "digits": Task("digits", DigitsSettings(), "linear"),
+    "citeseer": Task("citeseer", CiteSeerSettings(), "micro"),
+    "imagenette": imagenette(LINKS, seeds=3),
+    "imagenette, batch 64": imagenette(batch_size=64),
+    "imagenette, batch 1024": imagenette(batch_size=1024),
+    "imagenette, batch 4096": imagenette(batch_size=4096),
+    "imagenette, 32 projections": imagenette(projection=32),
+    "imagenette, 512 projections": imagenette(projection=512),
+}
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, task: str, lines: list[dict]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps({"task": task, **line}) + "\n" for line in lines)
+
+
+def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
+    task = TASKS[name]
+    device = choose_device(chosen.device, "32-true")
+    precision = find_recipe(task.recipe).gpu_precision if device == "cuda" else "32-true"
+    return [
+        Run(task.recipe, link, seed, task.settings, precision, device, chosen.data)
+        for seed in range(min(task.seeds, chosen.seeds or task.seeds))
+        for link in task.links
+    ]
+
+
+def untrained(run: Run, metric: str) -> dict:
+    """The line of the network before training."""
+    recipe = find_recipe(run.recipe)(run.settings)
+    recipe.load(run.data)
+    training = Training(run, recipe)
+    training.model.eval()
+    with torch.no_grad():
+        found = recipe.evaluate(training.model)
+    return {**start_of(run), "link": UNTRAINED, "metrics": {metric: found[metric]}}
+
+
+def start_of(run: Run) -> dict:
+    return {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings}
+
+
+def train(name: str, chosen: argparse.Namespace) -> None:
+    """Do what the task still lacks."""
+    task, runs, there = TASKS[name], runs_of(name, chosen), read(chosen.results)
+    begun = {(line["recipe"], line["seed"]) for line in there if line["link"] == UNTRAINED}
+    for run in runs[:: len(task.links)]:
+        if (run.recipe, run.seed) not in begun:
+            append(chosen.results, name, [untrained(run, task.metric)])
+    done = {line_key(line) for line in there}
+    missing = [run for run in runs if run.key not in done]
+    if not missing:
+        return
+    outcome = sweep(missing, chosen.runs / name, jobs=chosen.jobs, console=Console(stderr=True))
+    asked = {run.key for run in missing}
+    append(chosen.results, name, [thinned(line) for line in outcome.lines if line_key(line) in asked])
+    append(chosen.results, name, [{**start_of(run), "failed": why} for run, why in outcome.failed.items()])
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+def table(name: str, every: list[dict]) -> dict[str, float]:
+    """Markdown: a row for each link. Gives each link's mean minus that of the best temperature."""
+    task = TASKS[name]
+    mine = [line for line in every if line["task"] == name and line["link"] != UNTRAINED]
+    lines = [line for line in mine if "metrics" in line]
+    print(f"\n### {name}: {task.metric}, %\n")
+    if not lines:
+        print("*Not measured yet.*")
+        return {}
+    before = {
+        line["seed"]: line["metrics"][task.metric]
+        for line in every
+        if line["link"] == UNTRAINED and line["recipe"] == task.recipe
+    }
+    best = best_temperature(lines, task.metric)
+    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    shortfalls = {}
+    for link, found in spreads(lines).items():
+        ended = [line for line in lines if line["link"] == link]
+        lost = sum(line["metrics"][task.metric] < before[line["seed"]] + 1 for line in ended)
+        lost += sum(line["link"] == link for line in mine) - len(ended)
+        dimension = [
+            mean(x) for x in zip(*(line["curves"]["effective_dimension"] for line in ended), strict=True)
+        ]
+        dimension = [dimension[0], dimension[len(dimension) // 2], dimension[-1]]
+        tau = mean(line["curves"]["temperature_at_zero"][-1] for line in ended)
+        gap = None if best is None else difference(lines, task.metric, link, best)
+        cells = [describe(link), str(found[task.metric]), "" if gap is None or link == best else shown(gap)]
+        cells += [" / ".join(f"{x:.3g}" for x in dimension), f"{tau:.3f}", str(lost)]
+        cells += [str(len(ended)), f"{mean(line['seconds'] for line in ended):.1f}"]
+        print("| " + " | ".join(cells) + " |")
+        if best is not None:
+            shortfalls[link] = found[task.metric].mean - spreads(lines)[best][task.metric].mean
+    return shortfalls
+
+
+def shown(gap: Difference) -> str:
+    if gap.interval is None:
+        return f"{gap.mean:+.2f}"
+    low, high = gap.interval
+    noise = ", within noise" if low <= 0 <= high else ""
+    return f"{gap.mean:+.2f} ({low:+.2f} to {high:+.2f}){noise}"
+
+
+def everywhere(shortfalls: dict[str, dict[str, float]]) -> None:
+    """Markdown: how far each link is below the best temperature of each task, and where it is worst."""
+    tasks = [task for task, found in shortfalls.items() if found]
+    if not tasks:
+        return
+    print("\n### Everywhere: mean minus that of the task's best temperature\n")
+    print("| link | " + " | ".join(tasks) + " | worst |\n" + "|---" * (len(tasks) + 2) + "|")
+    for link in in_order({link for task in tasks for link in shortfalls[task]}):
+        found = {task: shortfalls[task][link] for task in tasks if link in shortfalls[task]}
+        cells = [f"{found[task]:+.2f}" if task in found else "" for task in tasks]
+        worst = f"{min(found.values()):+.2f}" if len(found) == len(tasks) else ""
+        print("| " + " | ".join([describe(link), *cells, worst]) + " |")
+
+
+def cost(device: str) -> None:
+    """Markdown: milliseconds of a symmetric loss, forward and backward, with a gain set and measured."""
+    made = torch.bfloat16 if device == "cuda" else torch.float32
+    sizes = [(256, 128), (1024, 128), (1024, 512), (4096, 128), (4096, 512)]
+    sizes += [(16384, 512), (65536, 512)] if device == "cuda" else []
+    print("| N x D | gain 2 | calibrated | gain 2, ids | calibrated, ids |\n" + "|---" * 5 + "|")
+    for n, d in sizes:
+        a, b = (torch.randn(n, d, device=device, dtype=made, requires_grad=True) for _ in range(2))
+        ids, cells = torch.arange(n, device=device) // 2, [f"{n:,} x {d}"]
+        for of, make in product((None, ids), (partial(LogOdds, 2.0), CalibratedLogOdds)):
+            loss = InfoNCE(symmetric=True, link=make().to(device))
+            timer = Timer("loss(a, b, ids=of).backward()", globals={"loss": loss, "a": a, "b": b, "of": of})
+            cells.append(f"{1e3 * timer.blocked_autorange(min_run_time=0.5).median:.2f}")
+        print("| " + " | ".join(cells) + " |")
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, help="folder that holds planetoid and imagenette2-160")
+    parser.add_argument("--tasks", default="digits,citeseer,imagenette", help="tasks that begin so")
+    parser.add_argument("--seeds", type=int, help="fewer seeds than the task's")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--limit", type=int, default=0, help="stop after so many seconds")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "calibration")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "calibration.jsonl")
+    parser.add_argument("--table", action="store_true", help="only print the tables")
+    parser.add_argument("--cost", action="store_true", help="only time the loss")
+    chosen = parser.parse_args()
+    if chosen.cost:
+        cost(choose_device(chosen.device, "32-true"))
+        return
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(0 if chosen.table else chosen.limit)
+    try:
+        for name in TASKS:
+            if not chosen.table and name.startswith(tuple(chosen.tasks.split(","))):
+                train(name, chosen)
+    except KeyboardInterrupt:
+        print("Stopped; give the same command again to go on.", file=sys.stderr)
+    signal.alarm(0)
+    lines = read(chosen.results)
+    everywhere({name: table(name, lines) for name in TASKS})
+
+
+if __name__ == "__main__":
+    main()

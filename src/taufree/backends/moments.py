@@ -1,0 +1,126 @@
+"""How alike the negatives are: the mean squared cosine of anchors and negatives, and its sampling error.
+
+For anchor i the sum over candidates v_j is sum_j (u_i . v_j)^2 = u_i' B u_i with B = sum_j v_j v_j', a matrix
+of D x D: exact, in O(N D^2) instead of O(N^2 D), without any pass over the pairs. Where there are fewer
+candidates than dimensions the pairs are the cheaper way, and fit. With ids or labels the pairs that are no
+negatives are anywhere in the matrix and leave pair by pair, some rows at a time, by one product of all pairs.
+
+Everything is in float32 (float64 for float64 inputs). TF32, where it is allowed, rounds to 11 digits at
+random, which a mean over all pairs does not feel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree.backends.precision import normalize, result_dtype, wide_dtype
+from taufree.contrast import Contrast
+
+PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU they stay in its cache
+NUMBERS = 2**22  # numbers of unit rows in memory at a time
+
+
+def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
+    """The mean over anchors of the mean squared cosine of their negatives, and its standard error; scalars.
+
+    NaN if there are no negatives. See :func:`summary`.
+    """
+    squares = Squares(contrast)
+    squares.add_own()
+    return summary(squares.sums(), contrast.anchors.shape[1])
+
+
+def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
+    r"""Mean and standard error from :meth:`Squares.sums`, of one process or added up over ranks.
+
+    The mean is a U-statistic of degree two, since each row is in many pairs, so that its standard error is
+    twice that of a mean of independent values: :math:`2 \operatorname{std}(x_i) / \sqrt{N}` with x_i the
+    anchors'. Directions in D dimensions have a mean of 1/D at least, if there are many. A few, or some that
+    avoid each other, can have less, which tells of no further dimension: the mean is then taken as 1/D.
+    """
+    count, total, squares = sums
+    mean = total / count
+    error = 2 * ((squares / count - mean.square()).clamp(min=0) / count).sqrt()
+    return mean.clamp(min=1 / dimensions), error
+
+
+class Squares:
+    """The anchors' sums of squared cosines over their negatives, [N], while candidates are added."""
+
+    @torch.no_grad()
+    def __init__(self, contrast: Contrast) -> None:
+        self.contrast, self.u = contrast, contrast.anchors.detach()
+        every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
+        self.dtype = result_dtype(*[x for x in every if x is not None])
+        self.groups = contrast.ids if contrast.labels is None else contrast.labels
+        self.total = self.u.new_zeros(len(self.u), dtype=self.dtype)
+        self.count = self.u.new_zeros(len(self.u), dtype=self.dtype)
+
+    @torch.no_grad()
+    def add_own(self) -> None:
+        """All candidates that the contrast itself holds."""
+        contrast, groups = self.contrast, self.groups
+        keys = self.u if contrast.keys is None else contrast.keys.detach()
+        if contrast.in_batch:
+            self.add(keys, groups)
+            if groups is None:  # who is no negative: the positive, and among themselves the anchor
+                shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
+                for part in _parts(len(self.u), self.u.shape[1], NUMBERS):
+                    u = self._unit(self.u[part])
+                    for shift in shifts:
+                        place = (torch.arange(part.start, part.stop, device=u.device) + shift) % len(keys)
+                        self.total[part] -= (u * self._unit(keys[place])).sum(1).square()
+                self.count -= len(shifts)
+        if contrast.queue is not None:
+            self.add(contrast.queue.detach())
+        if contrast.own_negatives is not None:
+            own = contrast.own_negatives.detach()
+            for part in _parts(len(own), own.shape[1] * own.shape[2], NUMBERS):
+                u, v = self._unit(self.u[part]), self._unit(own[part])
+                self.total[part] += (v * u[:, None]).sum(-1).square().sum(1)
+            self.count += own.shape[1]
+
+    @torch.no_grad()
+    def add(self, rows: Tensor, groups: Tensor | None = None) -> None:
+        """Candidates [M, D]; with their groups [M], those of the anchor's own group do not count."""
+        if not len(rows):
+            return
+        d = rows.shape[1]
+        with torch.autocast(rows.device.type, enabled=False):
+            if groups is not None and self.groups is not None:
+                v = self._unit(rows).T
+                for part in _parts(len(self.u), len(rows), PAIRS.get(rows.device.type, 2**24)):
+                    other = self.groups[part, None] != groups
+                    self.total[part] += (self._unit(self.u[part]) @ v).square_().mul_(other).sum(1)
+                    self.count[part] += other.sum(1)
+                return
+            if len(rows) < d:
+                v = self._unit(rows).T
+            else:
+                v = rows.new_zeros(d, d, dtype=self.dtype)
+                for part in _parts(len(rows), d, NUMBERS):
+                    x = self._unit(rows[part])
+                    v += x.T @ x
+            for part in _parts(len(self.u), d, NUMBERS):
+                u = self._unit(self.u[part])
+                product = u @ v
+                self.total[part] += (product * (product if len(rows) < d else u)).sum(1)
+            self.count += len(rows)
+
+    @torch.no_grad()
+    def sums(self) -> Tensor:
+        """[3]: how many anchors have negatives; the sums of their means, and of these means' squares."""
+        wide = wide_dtype(self.u.device)
+        some = self.count > 0
+        mean = (self.total.to(wide).clamp(min=0) / self.count).where(some, 0)
+        return torch.stack([some.sum().to(wide), mean.sum(), mean.square().sum()])
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return normalize(x)[0].to(self.dtype)
+
+
+def _parts(rows: int, width: int, room: int) -> list[slice]:
+    """So many rows of this width at a time that they fit."""
+    height = max(1, room // max(1, width))
+    return [slice(top, min(top + height, rows)) for top in range(0, rows, height)]

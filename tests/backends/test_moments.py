@@ -1,0 +1,110 @@
+"""The mean squared cosine of the negatives: against all pairs written down, for every kind of contrast."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from taufree.backends import moments
+from taufree.contrast import Contrast
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def contrasts(n, d):
+    a, queue, own = rows(n, d), rows(n + 3, d, seed=2), rows(n, 2, d, seed=3)
+    b, ids = a + rows(n, d, seed=1), torch.arange(n) % 4
+    two = torch.cat([a, b])
+    return {
+        "pairs": Contrast(a, b),
+        "symmetric": Contrast(a, b, symmetric=True),
+        "ids": Contrast(a, b, ids=ids),
+        "queue": Contrast(a, b, in_batch=False, queue=queue),
+        "queue and batch": Contrast(a, b, queue=queue),
+        "own": Contrast(a, b, own_negatives=own, in_batch=False),
+        "all": Contrast(a, b, own_negatives=own, queue=queue, ids=ids),
+        "views": Contrast(two, shift=n),
+        "views, ids": Contrast(two, shift=n, ids=torch.cat([ids, ids])),
+        "labels": Contrast(two, labels=torch.cat([ids, ids])),
+    }
+
+
+def by_pairs(contrast):
+    """Each anchor's mean over its negatives, from the masks that the reference uses."""
+    u = normalize(contrast.anchors, dim=-1)
+    squares, counts = [], []
+    if contrast.in_batch:
+        v = u if contrast.keys is None else normalize(contrast.keys, dim=-1)
+        everyone = range(len(u))
+        left_out = contrast.left_out(everyone, everyone)
+        if contrast.labels is not None:
+            left_out = left_out | contrast.same_label(everyone, everyone)
+        squares.append((u @ v.T).square().masked_fill(left_out, 0))
+        counts.append(~left_out)
+    if contrast.queue is not None:
+        squares.append((u @ normalize(contrast.queue, dim=-1).T).square())
+    if contrast.own_negatives is not None:
+        own = normalize(contrast.own_negatives, dim=-1)
+        squares.append(torch.einsum("nd,nkd->nk", u, own).square())
+    counts += [torch.ones_like(x, dtype=torch.bool) for x in squares[len(counts) :]]
+    return torch.cat(squares, 1).sum(1) / torch.cat(counts, 1).sum(1)
+
+
+@pytest.mark.parametrize("name", contrasts(4, 4))
+@pytest.mark.parametrize("shape", [(5, 16), (40, 6)])  # fewer and more rows than dimensions
+def test_equals_all_pairs(name, shape, monkeypatch):
+    contrast = contrasts(*shape)[name]
+    each = by_pairs(contrast)
+    floor = 1 / shape[1]
+    for room in (2**20, 50):  # at once, and some rows at a time
+        monkeypatch.setitem(moments.PAIRS, "cpu", room)
+        monkeypatch.setattr(moments, "NUMBERS", room)
+        mean, error = moments.measure(contrast)
+        torch.testing.assert_close(mean, each.mean().clamp(min=floor), rtol=1e-12, atol=0)
+        torch.testing.assert_close(error, 2 * each.std(correction=0) / math.sqrt(len(each)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_and_autocast_hardly_matter(dtype):
+    views = contrasts(64, 16)["views"].anchors.to(dtype)
+    expected, _ = moments.measure(Contrast(views.double(), shift=64))
+    with torch.autocast("cpu"):
+        found, _ = moments.measure(Contrast(views, shift=64))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_random_directions_have_the_dimension_they_are_drawn_in():
+    for d in (2, 3, 10, 64):
+        mean, error = moments.measure(Contrast(rows(2000, d), shift=1000))
+        assert 1 / mean.item() == pytest.approx(d, rel=0.02)
+        assert error.item() < 0.02 / d
+
+
+def test_the_error_is_that_of_repeated_batches():
+    """Directions that differ in how typical they are, which makes the mean noisy."""
+    weights = torch.arange(1, 17, dtype=torch.float64).rsqrt()
+    drawn = [
+        moments.measure(Contrast(rows(64, 16, seed=s) * weights, labels=torch.arange(64))) for s in range(300)
+    ]
+    means, errors = (torch.stack(values) for values in zip(*drawn, strict=True))
+    assert errors.mean().item() == pytest.approx(means.std().item(), rel=0.15)
+
+
+def test_fewer_than_all_directions_are_no_further_dimensions():
+    mean, error = moments.measure(Contrast(torch.eye(8)[:4], torch.eye(8)[:4]))
+    assert mean.item() == 1 / 8
+    assert error.item() == 0
+
+
+def test_no_negatives_and_nan_give_nan():
+    assert moments.measure(Contrast(rows(2, 3), shift=1))[0].isnan()
+    assert moments.measure(Contrast(rows(3, 3), labels=torch.zeros(3, dtype=torch.long)))[0].isnan()
+    broken = rows(6, 3)
+    broken[2] = math.nan
+    assert moments.measure(Contrast(broken, shift=3))[0].isnan()
+    assert moments.measure(Contrast(broken.nan_to_num() * 0, shift=3))[0].item() == pytest.approx(
+        1 / 3
+    )  # zero rows
