@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature, nt_xent
+from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent
 from taufree.backends import reference, triton
 from taufree.contrast import Contrast
 from taufree.links import TensorGain
@@ -123,13 +123,13 @@ def interpret():
         found["finite"].append([*value.tolist(), *torch.autograd.grad(value.sum(), x)[0].flatten().tolist()])
 
     def plain(a, b):
-        return triton.loss(Contrast(a, b, symmetric=True), LogOdds(), None).sum()
+        return info_nce(a, b, symmetric=True, reduction="sum", backend="triton")
 
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     grads = [torch.autograd.grad(loss(a, a.detach().flip(0)), a)[0] for loss in (plain, compiled)]
     found["compiled"] = float((grads[0] - grads[1]).norm() / grads[0].norm())
     calibrated, fused = [], []
-    compiled = functools.partial(torch.compile, backend="aot_eager")
+    compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     for one, how in (("reference", lambda f: f), ("triton", lambda f: f), ("triton", compiled)):
         link = CalibratedLogOdds()
         loss = how(lambda a, b, link=link, one=one: nt_xent(a, b, link=link, backend=one))

@@ -27,18 +27,11 @@ FINEST = {True: 1e-5, False: 1e-7}
 
 def supported(contrast: Contrast, link: Link) -> str | None:
     """Why the kernels cannot compute this loss, in one sentence, or None if they can."""
-    try:
-        import triton
-        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
-    except ImportError:
-        return "Triton 3.4 or newer is not installed."
     every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
     inputs = [x for x in every if x is not None]
-    if not triton.knobs.runtime.interpret:
-        if any(not x.is_cuda for x in inputs):
-            return f"the kernels run on a CUDA device, the inputs are on {contrast.anchors.device}."
-        if torch.cuda.get_device_capability(contrast.anchors.device) < (8, 0):
-            return "the kernels need a GPU of compute capability 8.0 or newer."
+    where = next((x.device for x in inputs if not x.is_cuda), contrast.anchors.device)
+    if reason := _machine(where.type, where.index):
+        return reason
     if wrong := {x.dtype for x in inputs} - {torch.float32, torch.float16, torch.bfloat16}:
         return f"the kernels take float32, float16 and bfloat16, not {wrong.pop()}."
     if contrast.anchors.shape[1] > LARGEST:
@@ -49,6 +42,27 @@ def supported(contrast: Contrast, link: Link) -> str | None:
     if isinstance(link, LogOdds | CalibratedLogOdds) and link.resolution < finest:
         return f"the kernels need a resolution of at least {finest:g} here, got {link.resolution:g}."
     return None
+
+
+def _machine(device: str, index: int | None) -> str | None:
+    """Why the kernels cannot run on this machine, for inputs on that device, or None if they can."""
+    try:
+        import triton
+        from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: F401
+    except ImportError:
+        return "Triton 3.4 or newer is not installed."
+    if triton.knobs.runtime.interpret:
+        return None
+    if device != "cuda":
+        return f"the kernels run on a CUDA device, the inputs are on {device}."
+    if torch.cuda.get_device_capability(index) < (8, 0):
+        return "the kernels need a GPU of compute capability 8.0 or newer."
+    return None
+
+
+# What torch.compiler.assume_constant_result does, without its import of the whole compiler: to torch.compile
+# the answer is a constant, and not code that would break the graph.
+_machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
