@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -169,6 +170,9 @@ def run(rank, work, worlds, ports, folder):
             found = work(rank, world)
             (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found))
             if world != worlds[-1]:
+                # Of torch 2.6 this keeps other threads from Python, and waits for gloo's, which may just be
+                # letting go of a tensor and need it.
+                time.sleep(0.2)
                 dist.destroy_process_group()
     # gloo's threads may outlive their group, and then abort an orderly end of the process; after a collective
     # that failed, the end of the group itself may wait for ever.
