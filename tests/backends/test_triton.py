@@ -108,6 +108,7 @@ def interpret():
     found["deterministic"] = errors("symmetric", 27, 20, torch.float32, LogOdds())
     torch.use_deterministic_algorithms(False)
     found["twin"] = errors("twin", 27, 20, torch.float32, LogOdds())
+    torch.manual_seed(0)
     a = torch.randn(7, 5, requires_grad=True)
     first = triton.loss(Contrast(a, torch.randn(7, 5)), LogOdds(), None).sum()
     first = torch.autograd.grad(first, a, create_graph=True)[0]
@@ -128,12 +129,12 @@ def interpret():
     compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
     grads = [torch.autograd.grad(loss(a, a.detach().flip(0)), a)[0] for loss in (plain, compiled)]
     found["compiled"] = float((grads[0] - grads[1]).norm() / grads[0].norm())
-    calibrated, fused = [], []
+    calibrated, fused, view = [], [], torch.randn(27, 20)
     compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
     for one, how in (("reference", lambda f: f), ("triton", lambda f: f), ("triton", compiled)):
         link = CalibratedLogOdds()
         loss = how(lambda a, b, link=link, one=one: nt_xent(a, b, link=link, backend=one))
-        calibrated.append([loss(a, a.detach().flip(0)).item() for _ in range(2)])
+        calibrated.append([loss(view, view.flip(0)).item() for _ in range(2)])
         fused.append(link.gain)
     found["calibrated"] = [calibrated, fused]
     print(json.dumps(found))
@@ -174,7 +175,7 @@ def test_any_finite_input_gives_finite_results(interpreted):
 
 def test_a_measured_gain_is_the_same_everywhere_compiled_or_not(interpreted):
     losses, gains = interpreted["calibrated"]
-    assert gains[0] > 1.1
+    assert gains[0] > 2
     assert gains == pytest.approx([gains[0]] * 3, rel=1e-6)
     for found in losses[1:]:
         assert found == pytest.approx(losses[0], rel=1e-5)
