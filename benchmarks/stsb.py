@@ -31,7 +31,7 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
 from taufree.experiments.environment import hardware, versions
-from taufree.experiments.link_names import describe, parse_links, temperature_of
+from taufree.experiments.link_names import describe, make_link, parse_links, temperature_of
 from taufree.experiments.summary import difference, spreads
 from taufree.integrations.sentence_transformers import MultipleNegativesRankingLoss
 
@@ -66,6 +66,8 @@ def train(
     before = before or spearman(model, chosen.data)
     pairs = [pair[:2] for pair in read(chosen.data, "train") if pair[2] >= chosen.least]
     tau = temperature_of(link)
+    loss = MultipleNegativesRankingLoss(model, scale=None if tau is None else 1 / tau)
+    loss.link = make_link(link)
     with tempfile.TemporaryDirectory() as folder:
         trainer = SentenceTransformerTrainer(
             model=model,
@@ -86,7 +88,7 @@ def train(
             train_dataset=Dataset.from_dict(
                 dict(zip(("anchor", "positive"), zip(*pairs, strict=True), strict=True))
             ),
-            loss=MultipleNegativesRankingLoss(model, scale=None if tau is None else 1 / tau),
+            loss=loss,
         )
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -11,7 +11,7 @@ from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
 
 from examples.sentences import main, sentences, tiny_model
-from taufree import LogOdds
+from taufree import CalibratedLogOdds, LogOdds, Temperature
 from taufree.integrations import sentence_transformers as integration
 from taufree.integrations.sentence_transformers import (
     CachedMultipleNegativesRankingLoss,
@@ -67,6 +67,17 @@ def test_with_a_scale_it_is_the_librarys(model, settings, columns):
     found = MultipleNegativesRankingLoss(model, 20.0, **settings)
     expected = losses.MultipleNegativesRankingLoss(model, 20.0, **settings)
     agree(*(x.compute_loss_from_embeddings(embeddings, None) for x in (found, expected)), embeddings)
+
+
+def test_any_other_link_may_be_set(model):
+    embeddings = columns_of(2)
+    found, expected = MultipleNegativesRankingLoss(model), MultipleNegativesRankingLoss(model, 20.0)
+    found.link = Temperature(1 / 20)
+    agree(*(x.compute_loss_from_embeddings(embeddings, None) for x in (found, expected)), embeddings)
+    found.link = CalibratedLogOdds()
+    assert found.compute_loss_from_embeddings(embeddings, None).isfinite()
+    assert found.link.gain > 1
+    assert "CalibratedLogOdds" in found.get_config_dict()["link"]
 
 
 def log_odds(a, b):

@@ -44,6 +44,7 @@ class _Free:
     def __init__(self, model: nn.Module, scale: float | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(model, 1.0 if scale is None else scale, *args, **kwargs)  # type: ignore[call-arg]
         self.scale = scale
+        self.link: Link = LogOdds() if scale is None else Temperature(1 / scale)
         if scale is None and not self.by_cosine:
             raise ValueError(
                 "similarity_fct must be cos_sim without a scale: log-odds are those of a cosine."
@@ -63,8 +64,7 @@ class _Free:
         return theirs if self.scale is not None else theirs + CITATION
 
     def get_config_dict(self) -> dict[str, Any]:
-        link = LogOdds() if self.scale is None else Temperature(1 / self.scale)
-        return {**super().get_config_dict(), "link": repr(link)}  # type: ignore[misc]
+        return {**super().get_config_dict(), "link": repr(self.link)}  # type: ignore[misc]
 
 
 class MultipleNegativesRankingLoss(_Free, losses.MultipleNegativesRankingLoss):
@@ -77,6 +77,7 @@ class MultipleNegativesRankingLoss(_Free, losses.MultipleNegativesRankingLoss):
             ``gather_across_devices``, ``directions``, ``partition_mode``, ``hardness_mode`` and
             ``hardness_strength``. Hardness adds strength x cosine to a logit here too.
 
+    ``loss.link`` may be set to any other link, as :class:`taufree.CalibratedLogOdds`.
     With ``gather_across_devices`` the value is, for the usual settings, the mean over all ranks, where the
     library's is that over own rows; gradients after DDP's averaging are the same.
     """
@@ -134,7 +135,7 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
         raise ValueError(
             f"embeddings must hold queries and documents at least, got {len(embeddings)} columns."
         )
-    link = LogOdds() if settings.scale is None else Temperature(1 / settings.scale)
+    link: Link = settings.link
     query, doc, *hard = embeddings
     directions = set(settings.directions)
     harder = settings.hardness_mode is not None and settings.hardness_strength > 0
