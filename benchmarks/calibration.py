@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from citeseer import thinned
+from lines import read, thinned
 from rich.console import Console
 from torch.utils.benchmark import Timer
 
@@ -79,10 +79,6 @@ TASKS = {
     "imagenette, 32 projections": imagenette(projection=32),
     "imagenette, 512 projections": imagenette(projection=512),
 }
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def append(path: Path, task: str, lines: list[dict]) -> None:

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from statistics import mean
 
+from lines import read, thinned
 from rich.console import Console
 
 from taufree.experiments.environment import choose_device
@@ -25,7 +26,6 @@ from taufree.experiments.sweep import sweep
 ROOT = Path(__file__).parent.parent
 LINKS = ("free", "0.1", "0.25", "0.5", "1", "learnable")
 MASKED = ("free", "0.5")
-EVERY = 20
 # Kim and Kim, arXiv 2501.17683: mean and standard deviation of twenty runs, in %.
 PAPER = {
     "0.1": ("58.94 ± 3.17", "53.41 ± 2.72"),
@@ -56,17 +56,6 @@ def train(chosen: argparse.Namespace) -> list[dict]:
         if outcome.interrupted:
             raise KeyboardInterrupt
     return lines
-
-
-def thinned(line: dict) -> dict:
-    """The line with the last of every ``EVERY`` epochs, to five digits."""
-    curves = {
-        name: [float(f"{value:.5g}") for value in curve[EVERY - 1 :: EVERY]]
-        if isinstance(curve, list) and not name.endswith("histogram")
-        else curve
-        for name, curve in line["curves"].items()
-    }
-    return {**line, "curves": curves}
 
 
 def table(lines: list[dict], *, paper: bool) -> None:
@@ -105,7 +94,7 @@ def main() -> None:
     if not chosen.table:
         lines = train(chosen)
         chosen.results.write_text("".join(json.dumps(thinned(line)) + "\n" for line in lines))
-    lines = [json.loads(line) for line in chosen.results.read_text().splitlines()]
+    lines = read(chosen.results)
     for mask, title in (("nt-xent", "Without self-pairs"), ("pygcl", "With PyGCL's mask")):
         print(f"\n### {title}\n")
         if part := [line for line in lines if line["settings"]["mask"] == mask]:

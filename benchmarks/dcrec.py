@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from statistics import mean
 
-from citeseer import thinned
+from lines import read, thinned
 from rich.console import Console
 
 from taufree.experiments.environment import choose_device
@@ -89,10 +89,6 @@ def small(line: dict) -> dict:
     """The line with thinned curves, but for the one that shows which epoch was chosen."""
     found = thinned(line)
     return {**found, "curves": {**found["curves"], "choice": line["curves"]["choice"]}}
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def table(lines: list[dict]) -> None:

@@ -19,7 +19,7 @@ from statistics import mean, median
 
 import numpy as np
 import torch
-from citeseer import thinned
+from lines import read, thinned
 from rich.console import Console
 
 from taufree.experiments.augment import Parameters
@@ -65,7 +65,7 @@ def train(chosen: argparse.Namespace, device: str, precision: str) -> list[dict]
 
 def merged(path: Path, lines: list[dict]) -> list[dict]:
     """The lines in the file and the new ones, which replace those of the same runs."""
-    old = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    old = read(path)
 
     def key(line: dict) -> str:
         return json.dumps([line["link"], line["seed"], line["settings"]], sort_keys=True)
@@ -201,7 +201,7 @@ def main() -> None:
     if not chosen.table:
         lines = merged(chosen.results, train(chosen, device, precision))
         chosen.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    table([json.loads(line) for line in chosen.results.read_text().splitlines()])
+    table(read(chosen.results))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
+from lines import read
 from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
@@ -60,10 +61,6 @@ def half(source: Path, target: Path) -> None:
     weights = load_file(source / "model.safetensors")
     halves = {name: x.half() if x.is_floating_point() else x for name, x in weights.items()}
     save_file(halves, target / "model.safetensors", metadata={"format": "pt"})
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def append(path: Path, line: dict) -> None:

@@ -22,6 +22,7 @@ from statistics import mean, median
 import numpy as np
 import torch
 from imagenette import seconds
+from lines import read
 
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.environment import choose_device, hardware, versions
@@ -69,10 +70,6 @@ def recorded(line: dict) -> dict:
     }
     settings = {**line["settings"], "weights": Path(line["settings"]["weights"]).name}
     return {**line, "curves": curves, "settings": settings}
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def work(chosen: argparse.Namespace, settings: MSCSettings, device: str, precision: str) -> None:

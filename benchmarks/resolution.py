@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from lines import read
 from rich.progress import track
 from scipy import stats
 from torch import Tensor
@@ -203,10 +204,6 @@ def train(trial: Trial) -> dict[str, object]:
         "negative_cosines": negative,
         "seconds": round(time.monotonic() - started, 2),
     }
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def table(lines: list[dict], task: str) -> None:

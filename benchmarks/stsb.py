@@ -13,7 +13,6 @@ line of JSON per run.
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import json
 import tempfile
@@ -32,6 +31,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 
 from taufree.experiments.environment import hardware, versions
 from taufree.experiments.link_names import describe, make_link, parse_links, temperature_of
+from taufree.experiments.recipes.sentences import read_stsb
 from taufree.experiments.summary import difference, spreads
 from taufree.integrations.sentence_transformers import MultipleNegativesRankingLoss
 
@@ -39,17 +39,11 @@ SETTINGS = ("least", "batch_size", "learning_rate", "epochs")
 RESULTS = Path(__file__).parent / "results" / "stsb.jsonl"
 
 
-def read(folder: Path, part: str) -> list[tuple[str, str, float]]:
-    """The pairs of sentences with their scores from 0 to 5."""
-    with (folder / "stsb" / f"{part}.csv").open(encoding="utf-8", newline="") as lines:
-        return [(first, second, float(score)) for first, second, score in csv.reader(lines)]
-
-
 def spearman(model: SentenceTransformer, data: Path) -> dict[str, float]:
     """The correlation of cosine and score, in %."""
     found = {}
     for part in ("dev", "test"):
-        first, second, scores = zip(*read(data, part), strict=True)
+        first, second, scores = zip(*read_stsb(data / "stsb" / f"{part}.csv"), strict=True)
         evaluate = EmbeddingSimilarityEvaluator(
             first, second, scores, main_similarity="cosine", batch_size=64
         )
@@ -64,7 +58,7 @@ def train(
     started = time.monotonic()
     model = SentenceTransformer(str(chosen.model or packaged()), device=chosen.device)
     before = before or spearman(model, chosen.data)
-    pairs = [pair[:2] for pair in read(chosen.data, "train") if pair[2] >= chosen.least]
+    pairs = [pair[:2] for pair in read_stsb(chosen.data / "stsb" / "train.csv") if pair[2] >= chosen.least]
     tau = temperature_of(link)
     loss = MultipleNegativesRankingLoss(model, scale=None if tau is None else 1 / tau)
     loss.link = make_link(link)

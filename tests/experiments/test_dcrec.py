@@ -55,7 +55,7 @@ def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):
         training = begun(shop, protocol=protocol)
         model, rows = training.weights, training.recipe.data.train
         row, end = model.train_samples
-        assert model.sample_count == training.recipe.samples
+        assert model.get_buffer("train_samples").shape[1] == training.recipe.samples
         targets = {(int(r), int(e)) for r, e in zip(row, end, strict=True)}
         held_out = {(r, int(e)) for r, e in enumerate(rows.lengths)}
         assert (held_out <= targets) == (protocol == "public")

@@ -98,11 +98,6 @@ class DCRec(nn.Module):
         for name, tensor in tensors.items():
             self.register_buffer(f"{part}_{name}", tensor, persistent=False)
 
-    @property
-    def sample_count(self) -> int:
-        """How many histories there are to train on."""
-        return self.get_buffer("train_samples").shape[1]
-
     def forward(self, index: Tensor, part: str = "sample") -> Output:
         """The output of training samples by their numbers, or of ``train`` or ``test`` rows by theirs."""
         table = "test" if part == "test" else "train"

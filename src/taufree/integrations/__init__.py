@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
 from taufree.links import Link, LogOdds, Temperature
 from taufree.losses import InfoNCE, NTXent, SupCon
 
@@ -59,6 +62,16 @@ def temperature_free(loss: _T) -> _T:
 def link_of(temperature: float | None) -> Link:
     """The link that a library's argument ``temperature`` stands for: None is the log-odds."""
     return LogOdds() if temperature is None else Temperature(temperature)
+
+
+def decoupled(losses: Tensor) -> Tensor:
+    """log(S / p) from InfoNCE's L = log((p + S) / p): log(exp(L) - 1), where the positive leaves the sum.
+
+    L + log(1 - exp(-L)) has all digits for small L as for large ones, and is finite with a finite gradient
+    for every L >= 0.
+    """
+    losses = losses.clamp(min=torch.finfo(losses.dtype).tiny)
+    return losses + (-torch.expm1(-losses)).log()
 
 
 def as_twin(loss: Any, twins: Mapping[type, type], **settings: object) -> Any:

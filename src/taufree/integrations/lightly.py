@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.backends import precision
-from taufree.integrations import as_twin, link_of, needs
+from taufree.integrations import as_twin, decoupled, link_of, needs
 
 with needs("lightly", "lightly"):
     from lightly import loss as original
@@ -72,9 +72,8 @@ class DCLLoss(original.DCLLoss):
     r"""`lightly.loss.DCLLoss`, the decoupled loss, with ``temperature=None`` by default.
 
     The positive leaves the denominator, so an anchor's loss is the logarithm of S / p, with p the positive's
-    weight and S the sum of the negatives'. From NT-Xent, l = log((p + S) / p), this is
-    log(exp(l) - 1) = l + log(1 - exp(-l)), which has all digits for small l as for large ones.
-    A ``weight_fn`` w multiplies the positive's logit: -w log p + log S.
+    weight and S the sum of the negatives'. A ``weight_fn`` w multiplies the positive's logit:
+    -w log p + log S.
 
     An anchor without negatives has loss 0, where lightly's is -inf. That is a batch of one, and a temperature
     so low (0.02) that S / p is no longer a float32.
@@ -104,8 +103,7 @@ class DCLLoss(original.DCLLoss):
         link = link_of(self.temperature)
         coupled = nt_xent(out0, out1, link=link, reduction="none", gather_distributed=self.gather_distributed)
         alone = coupled == 0
-        coupled = coupled.masked_fill(alone, 1)  # before the logarithm, which has no derivative at 0
-        losses = coupled + (-torch.expm1(-coupled)).log()
+        losses = decoupled(coupled)
         if self.weight_fn is not None:
             views = normalize(out0, dim=1), normalize(out1, dim=1)
             weights = torch.cat([self.weight_fn(*views), self.weight_fn(*views[::-1])])

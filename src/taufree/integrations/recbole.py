@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from taufree import Link, info_nce, nt_xent
-from taufree.integrations import link_of, needs
+from taufree.integrations import decoupled, link_of, needs
 
 # One of RecBole's modules turns PyTorch's search for NaN on as it is imported, which slows every backward.
 _searching = torch.is_anomaly_enabled()
@@ -102,7 +102,7 @@ class TemperatureFreeInfoNCE(_Linked):
         if sim != "cos":
             raise ValueError(f"sim must be 'cos' for a link of cosines, got {sim!r}.")
         losses = nt_xent(z_i, z_j, link=self.link, reduction="none")
-        logits = torch.stack([torch.zeros_like(losses), _log_expm1(losses)], dim=1)
+        logits = torch.stack([torch.zeros_like(losses), decoupled(losses)], dim=1)
         return logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
 
 
@@ -128,10 +128,4 @@ def contrast_with_all(query: Tensor, rows: Tensor, positive: Tensor, link: Link)
         query: [N, D]; rows: [M, D]; positive: [N] integers below M.
     """
     doubled = info_nce(query, rows[positive], rows, link=link, reduction="none")
-    return _log_expm1(doubled).sum()
-
-
-def _log_expm1(x: Tensor) -> Tensor:
-    """log(exp(x) - 1), finite with a finite gradient for every x >= 0."""
-    x = x.clamp(min=torch.finfo(x.dtype).tiny)
-    return x + (-torch.expm1(-x)).log()
+    return decoupled(doubled).sum()
