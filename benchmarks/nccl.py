@@ -11,6 +11,7 @@ are what is tested. Exit code 1 on a mismatch. Without a GPU it is a rehearsal o
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import os
 import subprocess
@@ -87,6 +88,8 @@ def check(rank: int, world: int) -> int:
     distributed.active = lambda: True
     ranks.WORLDS.update(WORLDS)
     if rank == 0:
+        gpu = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
+        print(f"{gpu}, torch {torch.__version__}, {datetime.date.today()}")
         print(f"World size {world} on {DEVICE}, {carrier}: worst relative error of loss and gradients\n")
         print("| loss, link | backend | dtype | gather | ring | |\n|---|---|---|---|---|---|")
     cases = [(call, link) for call in ranks.CALLS for link in ("odds", "learned")]

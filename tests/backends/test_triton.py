@@ -250,7 +250,8 @@ def test_deterministic_gradients_are_bit_equal_on_a_gpu():
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_step_never_waits_for_the_gpu_and_fits_a_graph(link, dtype):
     a, b = (torch.randn(700, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
-    link = LINKS[link]().to("cuda")
+    with torch.device("cuda"):
+        link = LINKS[link]()
 
     def step():
         a.grad = b.grad = None

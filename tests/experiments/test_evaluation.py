@@ -3,6 +3,8 @@
 import pytest
 import torch
 from lightly.utils.benchmarking import knn_predict
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 from torch.nn.functional import normalize
 
 from taufree.experiments import evaluation
@@ -42,6 +44,19 @@ def test_linear_probe_separates_what_a_line_separates():
     assert flipped == pytest.approx(
         100 - linear_accuracy(features[:150], labels[:150], features[150:], labels[150:])
     )
+
+
+def test_the_linear_probe_is_scikit_learns():
+    torch.manual_seed(0)
+    labels, truth = torch.arange(600) % 4, torch.arange(300) % 4
+    scale = torch.tensor([1.0, 100.0, 0.01, 1.0, 1.0, 0.0])
+    bank, features = ((torch.randn(len(x), 6) + 0.8 * torch.eye(4, 6)[x]) * scale for x in (labels, truth))
+    scaler = StandardScaler().fit(bank.double().numpy())
+    probe = LogisticRegression().fit(scaler.transform(bank.double().numpy()), labels.numpy())
+    expected = 100 * probe.score(scaler.transform(features.double().numpy()), truth.numpy())
+    # Both stop a little before the optimum, where a row on the boundary may fall to either side.
+    assert linear_accuracy(bank, labels, features, truth) == pytest.approx(expected, abs=100 / 300 + 1e-6)
+    assert 40 < expected < 80
 
 
 def test_knn_is_lightlys_whatever_the_number_of_rows_at_a_time(monkeypatch):

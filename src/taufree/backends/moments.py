@@ -21,6 +21,7 @@ PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU the
 NUMBERS = 2**22  # numbers of unit rows in memory at a time
 
 
+@torch.no_grad()
 def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     """The mean over anchors of the mean squared cosine of their negatives, and its standard error; scalars.
 
@@ -48,7 +49,6 @@ def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
 class Squares:
     """The anchors' sums of squared cosines over their negatives, [N], while candidates are added."""
 
-    @torch.no_grad()
     def __init__(self, contrast: Contrast) -> None:
         self.contrast, self.u = contrast, contrast.anchors.detach()
         every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
@@ -57,7 +57,6 @@ class Squares:
         self.total = self.u.new_zeros(len(self.u), dtype=self.dtype)
         self.count = self.u.new_zeros(len(self.u), dtype=self.dtype)
 
-    @torch.no_grad()
     def add_own(self) -> None:
         """All candidates that the contrast itself holds."""
         contrast, groups = self.contrast, self.groups
@@ -81,7 +80,6 @@ class Squares:
                 self.total[part] += (v * u[:, None]).sum(-1).square().sum(1)
             self.count += own.shape[1]
 
-    @torch.no_grad()
     def add(self, rows: Tensor, groups: Tensor | None = None) -> None:
         """Candidates [M, D]; with their groups [M], those of the anchor's own group do not count."""
         if not len(rows):
@@ -108,7 +106,6 @@ class Squares:
                 self.total[part] += (product * (product if len(rows) < d else u)).sum(1)
             self.count += len(rows)
 
-    @torch.no_grad()
     def sums(self) -> Tensor:
         """[3]: how many anchors have negatives; the sums of their means, and of these means' squares."""
         wide = wide_dtype(self.u.device)

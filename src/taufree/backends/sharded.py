@@ -139,6 +139,7 @@ class _Step:
         if contrast.queue is not None and max(queues) > 0:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
 
+    @torch.no_grad()
     def measure(self) -> tuple[Tensor, Tensor]:
         """:func:`taufree.backends.moments.measure` of all ranks' anchors, the same on every rank."""
         squares = moments.Squares(self.contrast)

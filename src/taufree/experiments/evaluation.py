@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import cross_entropy, linear, normalize, one_hot
+
+from taufree.backends.precision import wide_dtype
 
 ROWS = 1024
 """Features compared with the bank at a time, which bounds the memory."""
@@ -55,10 +55,35 @@ def knn_distance(bank: Tensor, features: Tensor, *, k: int) -> Tensor:
     return torch.cat(found)
 
 
+@torch.enable_grad()
 def linear_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> float:
-    """Share of rows that a logistic regression on the standardised bank classifies rightly."""
-    scaler = StandardScaler().fit(bank.double().numpy())
-    probe = LogisticRegression(max_iter=1000).fit(
-        scaler.transform(bank.double().numpy()), bank_labels.numpy()
+    """Share of rows that a logistic regression on the standardised bank classifies rightly.
+
+    It minimises the summed cross-entropy plus half the squared weights until no derivative of the mean is
+    above 1e-4, as scikit-learn does, but on the device of the features: on the CPU beside a GPU it took
+    nearly as long as the training. A column that is the same in all bank rows is only centred.
+
+    Shape:
+        bank: [M, D]; bank_labels: [M] integers from 0; features: [N, D]; labels: [N]; all on one device.
+    """
+    wide = wide_dtype(bank.device)
+    bank, features = bank.detach().to(wide), features.detach().to(wide)
+    mean, std = bank.mean(0), bank.std(0, correction=0)
+    std = std.where(std > torch.finfo(wide).eps * mean.abs(), 1)
+    bank, features = (bank - mean) / std, (features - mean) / std
+    weight = bank.new_zeros(int(bank_labels.max()) + 1, bank.shape[1], requires_grad=True)
+    bias = bank.new_zeros(len(weight), requires_grad=True)
+    solver = torch.optim.LBFGS(
+        [weight, bias], max_iter=1000, tolerance_grad=1e-4, tolerance_change=0, line_search_fn="strong_wolfe"
     )
-    return 100 * float(probe.score(scaler.transform(features.double().numpy()), labels.numpy()))
+
+    def objective() -> float:
+        solver.zero_grad()
+        misfit = cross_entropy(linear(bank, weight, bias), bank_labels)
+        total = misfit + weight.square().sum() / (2 * len(bank))
+        torch.autograd.backward(total)
+        return total.item()
+
+    solver.step(objective)  # type: ignore[no-untyped-call]
+    right = (linear(features, weight, bias).argmax(-1) == labels).sum()
+    return 100 * right.item() / len(features)

@@ -139,8 +139,8 @@ class SimCLR(ImageRecipe):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         bank, features = self.features(model)
-        known, truth = self.images.labels[: len(bank)], self.images.labels[len(bank) :]
-        linear = linear_accuracy(bank.cpu(), known, features.cpu(), truth)
+        known, truth = self._labels[: len(bank)], self._labels[len(bank) :]
+        linear = linear_accuracy(bank, known, features, truth)
         return {"knn": self._knn(bank, features), "linear": linear}
 
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
