@@ -1,11 +1,11 @@
 """The paper's image table: SimCLR on Imagenette, five links, paired seeds, beside the paper's figures.
 
     python benchmarks/imagenette.py --data FOLDER           # goes on where it was interrupted
-    python benchmarks/imagenette.py --table                 # the table of docs/images.md, from the results
+    python benchmarks/imagenette.py --table                 # table and picture of docs/images.md again
     python benchmarks/imagenette.py --speed [--data FOLDER] # images per second; noise for want of a folder
 
 Writes benchmarks/results/imagenette.jsonl, the raw lines with every twentieth epoch of their curves, and
---speed writes benchmarks/results/imagenette-speed.json.
+docs/figures/imagenette.png from those of 200 epochs; --speed writes benchmarks/results/imagenette-speed.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from statistics import mean, median
 
 import numpy as np
 import torch
-from lines import read, thinned
+from lines import EVERY, read, thinned
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from taufree.experiments.augment import Parameters
@@ -31,7 +33,7 @@ from taufree.experiments.replay import WARM_UP, Replayed
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
-from taufree.experiments.summary import free_against_best, spreads
+from taufree.experiments.summary import best_temperature, free_against_best, spreads
 from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +92,31 @@ def table(lines: list[dict]) -> None:
         for gap in free_against_best(part):
             print(f"\n- {epochs} epochs, {gap}", end="")
     print()
+
+
+def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
+    """The kNN accuracy over the epochs, mean over seeds, each link less the best temperature's below."""
+    curves = {
+        link: np.mean([line["curves"]["knn"] for line in lines if line["link"] == link], axis=0)
+        for link in spreads(lines)
+    }
+    best = best_temperature(lines, "knn")
+    at = EVERY * np.arange(1, epochs // EVERY + 1)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, base in zip(figure.subplots(1, 2), (0, curves[best]), strict=True):
+        blues = iter(colormaps["Blues"](np.linspace(0.35, 1, len(curves) - 1)))
+        for link, curve in curves.items():
+            look = {"color": "#d55e00", "lw": 2.5, "zorder": 3} if link == "free" else {"color": next(blues)}
+            axes.plot(at, curve - base, marker="o", ms=3, label=describe(link), **look)
+        axes.set(xlabel="epoch", xticks=range(0, epochs + 1, 50))
+        axes.spines[["top", "right"]].set_visible(False)
+    left, right = figure.axes
+    left.set_ylabel("kNN accuracy, %")
+    right.set_ylabel(f"points above {describe(best)}")
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False
+    )
+    figure.savefig(path, dpi=150)
 
 
 class Noise(Imagenette):
@@ -201,7 +228,10 @@ def main() -> None:
     if not chosen.table:
         lines = merged(chosen.results, train(chosen, device, precision))
         chosen.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    table(read(chosen.results))
+    lines = read(chosen.results)
+    table(lines)
+    if short := [line for line in lines if line["settings"]["epochs"] == 200]:
+        draw(short, ROOT / "docs" / "figures" / "imagenette.png")
 
 
 if __name__ == "__main__":
