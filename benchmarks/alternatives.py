@@ -1,9 +1,9 @@
 """Other ways to a scale from the negatives, tried beside CalibratedLogOdds: see docs/calibration.md.
 
 Links for a study, trained as ``alternatives:Centred`` and so on: they look at all pairs of a batch at once
-and wait for the device. :class:`Full` and :class:`WithCount` take mean(c^2) as CalibratedLogOdds does, smoothed
-by its error; :class:`Centred` and :class:`Median`, whose errors are others, follow each batch. As there, no nu
-is larger than the columns, and none smaller than 3, the free link.
+and wait for the device. :class:`Full` and :class:`WithCount` take mean(c^2) as CalibratedLogOdds does,
+smoothed by its error; :class:`Centred` and :class:`Median`, whose errors are others, follow each batch. As
+there, no nu is larger than the columns, and none smaller than 3, the free link.
 """
 
 from __future__ import annotations
