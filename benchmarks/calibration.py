@@ -2,6 +2,7 @@
 
     python benchmarks/calibration.py --data FOLDER --tasks digits,citeseer --jobs 2
     python benchmarks/calibration.py --data FOLDER --tasks imagenette --limit 540   # as often as it takes
+    python benchmarks/calibration.py --tasks "alternatives on digits" --jobs 2      # other ways to a gain
     python benchmarks/calibration.py --table                                        # docs/calibration.md
     python benchmarks/calibration.py --cost                                         # what measuring costs
 
@@ -19,7 +20,7 @@ import argparse
 import json
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -37,7 +38,7 @@ from taufree.experiments.recipe import Settings, find_recipe
 from taufree.experiments.recipes.citeseer import CiteSeerSettings
 from taufree.experiments.recipes.digits import DigitsSettings
 from taufree.experiments.results import line_key
-from taufree.experiments.run import Run
+from taufree.experiments.run import Run, run_key
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
 from taufree.experiments.summary import Difference, best_temperature, difference, spreads
@@ -46,6 +47,9 @@ from taufree.experiments.sweep import sweep
 ROOT = Path(__file__).parent.parent
 LINKS = ("0.05", "0.1", "0.25", "0.5", "1", "learnable", "free", "gain=2", "calibrated")
 FEW = ("0.1", "0.25", "0.5", "free", "calibrated")
+TRIED = (
+    *FEW, "alternatives:Centred", "alternatives:Median", "alternatives:WithCount", "alternatives:Full"
+)  # fmt: skip
 UNTRAINED = "untrained"
 HEAD = (
     "link", "mean ± std", "minus the best tau (95 % interval)",
@@ -78,6 +82,9 @@ TASKS = {
     "imagenette, batch 4096": imagenette(batch_size=4096),
     "imagenette, 32 projections": imagenette(projection=32),
     "imagenette, 512 projections": imagenette(projection=512),
+    "alternatives on digits": Task("digits", DigitsSettings(), "linear", TRIED),
+    "alternatives on citeseer": Task("citeseer", CiteSeerSettings(), "micro", TRIED, seeds=5),
+    "alternatives on imagenette": imagenette(TRIED),
 }
 
 
@@ -134,7 +141,7 @@ def train(name: str, chosen: argparse.Namespace) -> None:
 def table(name: str, every: list[dict]) -> dict[str, float]:
     """Markdown: a row for each link. Gives each link's mean minus that of the best temperature."""
     task = TASKS[name]
-    mine = [line for line in every if line["task"] == name and line["link"] != UNTRAINED]
+    mine = [line for line in every if belongs(line, task)]
     lines = [line for line in mine if "metrics" in line]
     print(f"\n### {name}: {task.metric}, %\n")
     if not lines:
@@ -165,6 +172,22 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         if best is not None:
             shortfalls[link] = found[task.metric].mean - spreads(lines)[best][task.metric].mean
     return shortfalls
+
+
+def against_calibrated(name: str, every: list[dict]) -> None:
+    """Markdown: each alternative minus the calibrated link, seed by seed, in all metrics."""
+    lines = [line for line in every if belongs(line, TASKS[name]) and "metrics" in line]
+    print()
+    for metric, link in product(lines[0]["metrics"] if lines else (), TRIED[len(FEW) :]):
+        if gap := difference(lines, metric, link, "calibrated"):
+            print(f"- {gap}")
+
+
+def belongs(line: dict, task: Task) -> bool:
+    """Whether a line is of the task, for which it need not have been trained: tasks share runs."""
+    settings = {**asdict(task.settings), "precision": line["settings"]["precision"]}
+    same = line_key(line) == run_key(task.recipe, line["link"], line["seed"], settings)
+    return same and line["link"] in task.links and line["seed"] < task.seeds
 
 
 def shown(gap: Difference) -> str:
@@ -237,7 +260,11 @@ def main() -> None:
         print("Stopped; give the same command again to go on.", file=sys.stderr)
     signal.alarm(0)
     lines = read(chosen.results)
-    everywhere({name: table(name, lines) for name in TASKS})
+    everywhere({name: table(name, lines) for name in TASKS if TASKS[name].links != TRIED})
+    for name in TASKS:
+        if TASKS[name].links == TRIED:
+            table(name, lines)
+            against_calibrated(name, lines)
 
 
 if __name__ == "__main__":

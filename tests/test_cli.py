@@ -67,6 +67,7 @@ def test_help_teaches():
         (["run", "--mask", "pygcl"], "mask is not a setting of the recipe digits."),
         (["run", "--links", "free,warm"], "got 'warm'."),
         (["run", "--links", "0"], "got '0'."),
+        (["run", "--links", "absent:Link"], "gave ModuleNotFoundError: No module named 'absent'."),
         (["run", "--epochs", "0"], "epochs must be at least 1, got 0."),
         (["run", "--batch-size", "1"], "batch_size must be at least 2, got 1."),
         (["run", "--device", "abacus"], "got 'abacus'."),
@@ -135,6 +136,29 @@ def test_a_sweep_from_the_shell(tmp_path):
     assert "4 of 4 runs are already in" in again.stderr
     assert again.stdout == found.stdout
     assert (out / "report.html").exists()
+
+
+def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from taufree import Link\n"
+        "class Cubic(Link):\n"
+        "    def logit(self, cosine, gap, rise):\n"
+        "        return 5 * cosine**3\n"
+    )
+    installed = "import sys; sys.path.remove(''); from taufree.cli import main; main()"
+    arguments = ["run", "--links", "mine:Cubic,0.5", "--seeds", "1", "--epochs", "1", "--device", "cpu"]
+    found = subprocess.run(
+        [sys.executable, "-c", installed, *arguments, "--batch-size", "432", "--out", "out"],
+        env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    curves = {line["link"]: line["curves"] for line in lines}
+    assert curves.keys() == {"mine:Cubic", "0.5"}
+    assert curves["mine:Cubic"]["loss"] != curves["0.5"]["loss"]
+    assert curves["mine:Cubic"]["temperature_at_zero"] == [0.0]
+    assert "mine:Cubic" in found.stdout
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_failed_run_is_named_and_does_not_stop_the_others(tmp_path):

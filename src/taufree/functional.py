@@ -189,7 +189,7 @@ def _loss(
     link.project()
     if gather_distributed and distributed.active():
         return sharded.loss(contrast, link, reduction, backend)
-    link = link.calibrate(lambda: moments.measure(contrast))
+    link = link.calibrate(moments.Measure(contrast))
     return choose(backend, contrast, link)(contrast, link, _weights(contrast, reduction))
 
 

@@ -50,7 +50,8 @@ class Link(nn.Module):
         """The link that one loss uses, forward and backward; called once before each loss.
 
         ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the loss's
-        negatives, all ranks' if they are gathered, and its standard error; NaN if there are none.
+        negatives, all ranks' if they are gathered, and its standard error; NaN if there are none. In one
+        process ``measure.contrast`` has the embeddings, for links that measure something else.
         """
         return self
 

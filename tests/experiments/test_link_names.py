@@ -30,10 +30,39 @@ def test_names_make_links():
 )
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(
-        ValueError, match=r"free, calibrated, learnable, gain=G .* or a positive temperature, got "
+        ValueError, match=r"free, calibrated, learnable, gain=G .*, or a positive temperature, got "
     ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
+
+
+def test_a_link_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "own_links.py").write_text(
+        "from taufree import Link, Temperature\n"
+        "class Warm(Temperature):\n    def __init__(self): super().__init__(2.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_links("own_links:Warm,free,own_links:Warm") == ("own_links:Warm", "free")
+    assert make_link("own_links:Warm").tau == 2.0
+    assert make_link("own_links:Warm") is not make_link("own_links:Warm")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("absent_module:Warm", "gave ModuleNotFoundError: No module named 'absent_module'."),
+        ("math:Warm", "gave AttributeError: module 'math' has no attribute 'Warm'."),
+        ("taufree:Temperature", "gave TypeError: "),  # it needs a tau
+        ("math:pi", "gave TypeError: 'float' object is not callable."),
+        ("collections:OrderedDict", "must be a taufree.Link, got OrderedDict."),
+        (":Warm", "gave ValueError: Empty module name."),
+        ("math:", "gave AttributeError: "),
+    ],
+)
+def test_what_is_no_link_gets_one_sentence(name, reason):
+    with pytest.raises(ValueError, match=f"links has '{name}', which must be") as error:
+        parse_links(f"free,{name}")
+    assert reason in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", " , "])
@@ -43,7 +72,7 @@ def test_at_least_one_link_is_needed(text):
 
 
 def test_order_and_words():
-    names = ["free", "2", "10", "calibrated", "gain=2", "learnable"]
+    names = ["free", "2", "10", "calibrated", "gain=2", "learnable", "mine:Cubic"]
     assert in_order(set(names)) == names
-    words = ["free", "tau 2", "tau 10", "calibrated", "gain 2", "learnable tau"]
+    words = ["free", "tau 2", "tau 10", "calibrated", "gain 2", "learnable tau", "mine:Cubic"]
     assert [describe(name) for name in names] == words

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from taufree import LearnableTemperature, LogOdds, Temperature, nt_xent
+from taufree import LearnableTemperature, Link, LogOdds, Temperature, nt_xent
 from taufree.diagnostics.theory import free_scale, temperature_scale
 from taufree.experiments.observation import BINS, Tally, observe_pairs, observe_views, temperature_at_zero
 
@@ -73,10 +73,16 @@ def test_tally_counts_every_pair(views):
     assert found["candidates"] == 23
 
 
+class Cubic(Link):
+    def logit(self, cosine, gap, rise):
+        return 5 * cosine**3
+
+
 def test_temperature_at_zero():
     assert temperature_at_zero(Temperature(0.3)) == pytest.approx(0.3)
     assert temperature_at_zero(LogOdds(resolution=0.0)) == pytest.approx(0.5)
     assert temperature_at_zero(LearnableTemperature(init=0.2)) == pytest.approx(0.2, rel=1e-6)
+    assert temperature_at_zero(Cubic()) == 0.0
 
 
 def test_pairs_of_one_direction_leave_out_the_own_key_and_pulls_of_the_same_id():

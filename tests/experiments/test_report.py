@@ -98,6 +98,20 @@ def test_the_histograms_hold_all_pairs(lines):
     assert all(sum(bar.y) == pytest.approx(100) for bar in bars)
 
 
+def test_links_of_ones_own_have_bars_and_colours_but_no_curve_that_is_not_theirs(lines):
+    line = next(line for line in lines if line["link"] == "learnable")
+    flat = {**line["curves"], "temperature_at_zero": [0.0, 0.0]}
+    own = [{**line, "link": "a:Flat", "curves": flat}, {**line, "link": "b:Steep"}]
+    assert len(set(link_colours([*lines, *own]).values())) == len(LINKS) + 2
+    traces = cosine_figure([*own, line]).data
+    assert [trace.type for trace in traces].count("bar") == 6
+    (curve,) = (trace for trace in traces if trace.type == "scatter")
+    assert curve.showlegend
+    names = [trace.name for trace in accuracy_figure([*lines, *own], "knn").data]
+    assert "b:Steep, where it ended" in names
+    assert not any("Flat" in name for name in names)
+
+
 @pytest.mark.parametrize("link", ["free", "0.1", "learnable"])
 def test_a_single_link_and_seed_make_a_page_too(lines, tmp_path, link):
     one = [line for line in lines if line["link"] == link and line["seed"] == 0]

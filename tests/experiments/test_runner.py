@@ -164,6 +164,12 @@ def test_checkpoints_are_not_mixed_up(tmp_path):
     assert Checkpoint(tmp_path / runs[1].slug).load(Digits(TINY).model()) is None
 
 
+def test_a_link_of_ones_own_leaves_the_names_of_files_valid():
+    slugs = [tiny(link).slug for link in ("pack.mine:Cubic", "pack:mine.Cubic")]
+    assert len(set(slugs)) == 2
+    assert all(slug.startswith("digits-pack.mine.Cubic-seed0-") for slug in slugs)
+
+
 def test_a_loss_that_is_no_number_is_named(tmp_path):
     run = tiny(settings=DigitsSettings(epochs=3, batch_size=128, learning_rate=float("inf")))
     with pytest.raises(FloatingPointError, match="the loss became nan in epoch 1"):

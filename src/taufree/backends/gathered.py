@@ -45,7 +45,7 @@ def loss(
         ids=None if ids is None else ids[order],
         labels=everyone(contrast.labels),
     )
-    link = link.calibrate(lambda: moments.measure(whole))
+    link = link.calibrate(moments.Measure(whole))
     losses = reference.anchor_losses(whole, link)
     if reduction == "none":
         own = ranks.span(ranks.rank, sizes)

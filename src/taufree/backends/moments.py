@@ -11,6 +11,8 @@ random, which a mean over all pairs does not feel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,16 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     squares = Squares(contrast)
     squares.add_own()
     return summary(squares.sums(), contrast.anchors.shape[1])
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What :meth:`taufree.Link.calibrate` is given: called, it is :func:`measure` of ``contrast``."""
+
+    contrast: Contrast
+
+    def __call__(self) -> tuple[Tensor, Tensor]:
+        return measure(self.contrast)
 
 
 def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,11 @@ def run(
         typer.Argument(help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences."),
     ] = "digits",
     links: Annotated[
-        str, typer.Option(help="Comma-separated: free, calibrated, learnable, gain=2, or a temperature.")
+        str,
+        typer.Option(
+            help="Comma-separated: free, calibrated, learnable, gain=2, a temperature, or MODULE:CLASS, a "
+            "taufree.Link of your own, also from the current folder."
+        ),
     ] = "free,0.1,0.25,0.5,1,learnable",
     preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
     seeds: Annotated[
@@ -102,6 +107,7 @@ def run(
       taufree run                                    all links on digits, about two minutes
       taufree run digits --links free,0.07,0.2 --seeds 5
       taufree run digits --epochs 200 --jobs 2 --out runs/long
+      taufree run digits --links free,mine:Cubic     a link of your own: the class Cubic in mine.py
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
       taufree run imagenette --preset quick          images; on a GPU without the preset
       taufree run images --data FOLDER --links free,0.5
@@ -124,6 +130,7 @@ def run(
 
     out = out or Path("runs") / recipe
     console = Console(stderr=True, quiet=ranks.rank() > 0)
+    sys.path.append(str(Path.cwd()))  # for links of one's own; last, so that it hides nothing installed
     try:
         names = parse_links(links)
         given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from taufree.diagnostics.theory import free_scale, temperature_scale
-from taufree.experiments.link_names import GAIN, describe, in_order, temperature_of
+from taufree.experiments.link_names import GAIN, OWN, describe, in_order, temperature_of
 from taufree.experiments.results import Line
 from taufree.experiments.summary import spreads
 
 _NAMED_COLOURS = {"free": "#d1495b", "calibrated": "#e08e1b", "learnable": "#2a9d8f"}
+_OTHER_COLOURS = ("#7b5ea7", "#8c6d31", "#d66ba0", "#5f7d4f")
 _BLUES = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")
 
 
@@ -25,6 +27,7 @@ def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
     fig = go.Figure()
     fixed = [link for link in found if temperature_of(link) is not None]
     ended = {link: final_temperature(lines, link) for link in found if link not in ("free", *fixed)}
+    ended = {link: tau for link, tau in ended.items() if tau > 0}  # else it has no place on a log scale
     marks = [*(float(link) for link in fixed), *ended.values()] or [0.1, 1.0]
     ends = [min(marks) / 1.3, max(marks) * 1.3]
     if free := found.get("free"):
@@ -105,6 +108,7 @@ def curve_figure(
 def cosine_figure(lines: Sequence[Line]) -> go.Figure:
     """For each link a panel: where the cosines ended, and the gradient scale that the link has there."""
     colours = link_colours(lines)
+    known = [link for link in colours if OWN not in link]  # whose gradient scale has a closed form
     fig = make_subplots(
         rows=len(colours),
         cols=1,
@@ -130,6 +134,8 @@ def cosine_figure(lines: Sequence[Line]) -> go.Figure:
                 row=row,
                 col=1,
             )
+        if link not in known:
+            continue
         c, scale = _scale_curve(lines, link, int(of_link[0]["candidates"]))
         fig.add_scatter(
             x=c.tolist(),
@@ -138,7 +144,7 @@ def cosine_figure(lines: Sequence[Line]) -> go.Figure:
             line={"color": "#1f2933", "width": 2},
             name="gradient scale (right axis)",
             legendgroup="scale",
-            showlegend=row == 1,
+            showlegend=link == known[0],
             row=row,
             col=1,
             secondary_y=True,
@@ -162,7 +168,9 @@ def link_colours(lines: Sequence[Line]) -> dict[str, str]:
     fixed = [link for link in links if temperature_of(link) is not None]
     places = np.linspace(0, len(_BLUES) - 1, max(len(fixed), 2)).round().astype(int)
     blues = {link: _BLUES[place] for link, place in zip(fixed, places, strict=False)}
-    return {link: blues.get(link) or _NAMED_COLOURS.get(link, "#7b5ea7") for link in links}
+    others = [link for link in links if link not in blues and link not in _NAMED_COLOURS]
+    more = dict(zip(others, itertools.cycle(_OTHER_COLOURS), strict=False))
+    return {link: {**blues, **_NAMED_COLOURS, **more}[link] for link in links}
 
 
 def final_temperature(lines: Sequence[Line], link: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ NAMED: dict[str, Callable[[], Link]] = {
 }
 GAIN = "gain="
 """How the name of a free link with a gain of its own begins."""
+OWN = ":"
+"""What is in the name of a user's own link, ``module:Class``."""
 
 
 def parse_links(text: str) -> tuple[str, ...]:
@@ -34,6 +37,8 @@ def make_link(name: str) -> Link:
     >>> make_link("0.1"), make_link("gain=2")
     (Temperature(tau=0.1), LogOdds(gain=2.0, resolution=0.0001))
     """
+    if OWN in name:
+        return _imported(name)
     if name.startswith(GAIN):
         return LogOdds(float(name.removeprefix(GAIN)))
     tau = temperature_of(name)
@@ -42,7 +47,7 @@ def make_link(name: str) -> Link:
 
 def temperature_of(name: str) -> float | None:
     """The fixed temperature of a link, None for the links that have none."""
-    return None if name in NAMED or name.startswith(GAIN) else float(name)
+    return None if name in NAMED or name.startswith(GAIN) or OWN in name else float(name)
 
 
 def describe(name: str) -> str:
@@ -53,7 +58,7 @@ def describe(name: str) -> str:
     """
     if name.startswith(GAIN):
         return name.replace("=", " ")
-    return f"{name} tau" if name == "learnable" else name if name in NAMED else f"tau {name}"
+    return f"{name} tau" if name == "learnable" else name if temperature_of(name) is None else f"tau {name}"
 
 
 def in_order(names: set[str]) -> list[str]:
@@ -68,6 +73,9 @@ def in_order(names: set[str]) -> list[str]:
 def _canonical(name: str) -> str:
     if name in NAMED:
         return name
+    if OWN in name:
+        _imported(name)
+        return name
     kind, least = (GAIN, 0.5) if name.startswith(GAIN) else ("", 0.0)
     try:
         number = float(name.removeprefix(kind))
@@ -75,7 +83,22 @@ def _canonical(name: str) -> str:
         number = math.nan
     if not (number > 0 and least <= number < math.inf):
         raise ValueError(
-            f"links must be {', '.join(NAMED)}, gain=G with G of at least 0.5, or a positive temperature, "
-            f"got {name!r}."
+            f"links must be {', '.join(NAMED)}, gain=G with G of at least 0.5, MODULE:CLASS, or a positive "
+            f"temperature, got {name!r}."
         )
     return kind + (f"{number:g}" if float(f"{number:g}") == number else repr(number))
+
+
+def _imported(name: str) -> Link:
+    """A user's own link; ValueError with one sentence for whatever is wrong with it."""
+    module, _, attribute = name.partition(OWN)
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # a user's code may raise anything
+        raise ValueError(
+            f"links has {name!r}, which must be a class that can be imported and made without arguments, "
+            f"but gave {type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(made, Link):
+        raise ValueError(f"links has {name!r}, which must be a taufree.Link, got {type(made).__name__}.")
+    return made

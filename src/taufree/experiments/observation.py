@@ -113,7 +113,7 @@ class Tally:
 
 
 def temperature_at_zero(link: Link) -> float:
-    """1 / link'(0): the temperature the link has for unrelated pairs, whose cosines are near 0.
+    """1 / link'(0): the temperature the link has for unrelated pairs, whose cosines are near 0; 0 if flat.
 
     >>> from taufree import LogOdds, Temperature
     >>> temperature_at_zero(Temperature(0.2)), round(temperature_at_zero(LogOdds()), 3)
@@ -122,4 +122,5 @@ def temperature_at_zero(link: Link) -> float:
     state = (*link.parameters(), *link.buffers())
     device = state[0].device if state else torch.device("cpu")
     zero, one = torch.zeros(1, dtype=torch.float64, device=device), torch.ones(1, device=device).double()
-    return 1 / float(link.slope(zero, one, one).item())
+    slope = float(link.slope(zero, one, one).item())
+    return 1 / slope if slope else 0.0

@@ -159,7 +159,7 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
         "that is down at zero before C reaches 1 stops learning early, and one that is still high "
         "at 1 keeps pulling on pairs that are already perfect. Real negatives are not all at -C: "
         "those that lie among the positives keep the pull alive, as the measured curve above "
-        "shows.",
+        "shows. A link of your own has its bars alone.",
     )
 
 

@@ -51,4 +51,5 @@ def run_key(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
 def run_slug(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
     """A name for a run's files, another one for each run."""
     digest = hashlib.sha256(run_key(recipe, link, seed, settings).encode()).hexdigest()[:8]
+    link = link.replace(":", ".")  # not every system has colons in names
     return f"{recipe}-{link}-seed{seed}-{digest}"
