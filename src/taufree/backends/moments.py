@@ -11,8 +11,6 @@ random, which a mean over all pairs does not feel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -34,11 +32,11 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     return summary(squares.sums(), contrast.anchors.shape[1])
 
 
-@dataclass(frozen=True)
 class Measure:
     """What :meth:`taufree.Link.calibrate` is given: called, it is :func:`measure` of ``contrast``."""
 
-    contrast: Contrast
+    def __init__(self, contrast: Contrast) -> None:
+        self.contrast = contrast
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         return measure(self.contrast)
