@@ -32,7 +32,7 @@ def refuse(reason: object) -> NoReturn:
     """End with one sentence and the exit code of bad input."""
     import typer
 
-    raise typer.Exit(complain(" ".join(str(reason).split())))
+    raise typer.Exit(complain(" ".join(str(reason).split()).rstrip(".") + "."))
 
 
 def complain(sentence: str) -> int:
