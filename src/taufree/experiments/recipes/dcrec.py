@@ -107,6 +107,11 @@ class Recommendation(Recipe):
                 ".inter files; --dataset FOLDER reads others."
             )
         folder = data / "dcrec" / chosen.dataset if data and chosen.dataset in NAMED else Path(chosen.dataset)
+        if not folder.is_dir():
+            raise ValueError(
+                f"dataset must be {', '.join(NAMED)} or a folder that taufree sequences made, but {folder} "
+                "is no folder."
+            )
         self.data = read_interactions(folder, longest=chosen.longest, users=chosen.users)
         self.notes = list(self.data.notes)
         self.parts = {"train": self.data.train, "test": self.data.test}
