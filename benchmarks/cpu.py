@@ -2,6 +2,7 @@
 
     python benchmarks/cpu.py                  # N from 256 to 32,768, D 128 and 512; ten minutes
     python benchmarks/cpu.py --sizes 2048 --dims 128
+    python benchmarks/cpu.py --table          # the table of the README, from the results
 
 Every measurement runs in a process of its own, so that its peak memory is its own; methods of one
 size follow each other, and the fastest step of two seconds counts. Writes benchmarks/results/cpu.json.
@@ -89,17 +90,44 @@ def measure(name: str, n: int, d: int) -> dict[str, float]:
     return {"seconds": min(seconds), "extra_mib": extra}
 
 
+def table(rows: list[dict]) -> None:
+    """Markdown: one row for each size, milliseconds and MiB of five methods."""
+    found = {(row["d"], row["n"], row["method"]): row for row in rows}
+    names = (
+        "dense, tau",
+        "blockwise, free",
+        "blockwise, tau",
+        "dense NT-Xent, tau",
+        "blockwise NT-Xent, free",
+    )
+    print(f"| N x D | {' | '.join(names)} |\n" + "|---" * 6 + "|")
+    for d, n in sorted({(row["d"], row["n"]) for row in rows}):
+        cells = [cell(found.get((d, n, name))) for name in names]
+        print(f"| {n:,} x {d} | {' | '.join(cells)} |")
+
+
+def cell(row: dict | None) -> str:
+    if row is None:
+        return "-"
+    ms = 1e3 * row["seconds"]
+    return f"{ms:{',.1f' if ms < 10 else ',.0f'}} ms, {row['extra_mib']:,.0f} MiB"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[2**k for k in range(8, 16)])
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--table", action="store_true", help="only print the table")
     parser.add_argument("--one", nargs=3, metavar=("METHOD", "N", "D"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         name, n, d = options.one
         print(json.dumps(measure(name, int(n), int(d))))
+        return
+    if options.table:
+        table(json.loads(OUT.read_text())["rows"])
         return
     rows = []
     for d in options.dims:

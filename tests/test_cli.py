@@ -34,6 +34,7 @@ def test_version_and_help():
     page = invoke("--help")
     assert page.exit_code == 0
     assert all(command in page.output for command in ("run", "figures", "diagnose", "bench"))
+    assert "..." not in page.output.replace("[ARGS]...", "")  # no description is cut off
 
 
 def test_help_teaches():
@@ -86,6 +87,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
     assert found.stdout == ""
     assert found.stderr.count("\n") == 1
     assert found.stderr.startswith("taufree: ")
+    assert found.stderr.endswith(".\n")
     assert sentence in found.stderr
 
 

@@ -280,7 +280,11 @@ BAD = {
         x, x, reduction="average"
     ),
     "backend must be one of": lambda x, i: nt_xent(x, x, backend="cuda"),
-    "link must be a taufree.Link such as LogOdds(), got float": lambda x, i: nt_xent(x, x, link=0.1),
+    "link must be a taufree.Link such as LogOdds() or Temperature(0.5), got float": lambda x, i: nt_xent(
+        x, x, link=0.1
+    ),
+    "got the class LogOdds": lambda x, i: nt_xent(x, x, link=LogOdds),
+    "query must be a dense tensor, got layout torch.sparse_coo": lambda x, i: info_nce(x.to_sparse(), x),
     "symmetric=True needs in_batch=True": lambda x, i: info_nce(x, x, x, symmetric=True),
     "in_batch=False needs negative_keys": lambda x, i: info_nce(x, x, in_batch=False),
     "tau must be a positive number, got 0": lambda x, i: Temperature(0),

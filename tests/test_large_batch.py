@@ -322,6 +322,21 @@ def test_errors_name_what_is_wrong_and_leave_no_gradient(calls, chunk_size, erro
     assert all(gradient is None for gradient in gradients(*modules))
 
 
+@pytest.mark.parametrize(
+    ("loss", "trains", "error", "message"),
+    [
+        (None, True, TypeError, "loss must be a function or a module, got NoneType"),
+        (lambda a, b: nt_xent(a, b, reduction="none"), True, ValueError, r"a scalar, got shape \[8\]"),
+        (nt_xent, False, ValueError, "calls must hold an encoder with something to train, got none"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with(loss, trains, error, message):
+    encoder = nn.Linear(3, 2).requires_grad_(trains)
+    with pytest.raises(error, match=message):
+        chunked_backward(loss, (encoder, torch.ones(4, 3)), (encoder, torch.ones(4, 3)), chunk_size=2)
+    assert gradients(encoder) == [None, None]
+
+
 class TowersAndLink(nn.Module):
     def __init__(self):
         super().__init__()

@@ -178,7 +178,8 @@ def check_options(link: Link | None, reduction: str, backend: str) -> Link:
     if link is None:
         return LogOdds()
     if not isinstance(link, Link):
-        raise TypeError(f"link must be a taufree.Link such as LogOdds(), got {type(link).__name__}.")
+        got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
+        raise TypeError(f"link must be a taufree.Link such as LogOdds() or Temperature(0.5), got {got}.")
     return link
 
 
@@ -208,6 +209,8 @@ def _check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -
         raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}.")
     if like is not None and x.device != like[1].device:
         raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
 

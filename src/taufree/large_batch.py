@@ -60,6 +60,8 @@ def chunked_backward(
     """
     if not isinstance(chunk_size, int) or chunk_size < 1:
         raise ValueError(f"chunk_size must be an integer of at least 1, got {chunk_size!r}.")
+    if not callable(loss):
+        raise TypeError(f"loss must be a function or a module, got {type(loss).__name__}.")
     if not calls:
         raise ValueError("calls must hold at least one pair (encoder, inputs), got none.")
     chunked = [_Call(f"calls[{i}]", call, chunk_size) for i, call in enumerate(calls)]
@@ -69,6 +71,10 @@ def chunked_backward(
     rewind = _snapshot(buffers, [])
     embeddings = [call.embed() for call in chunked]
     value = loss(*embeddings)
+    if value.dim():
+        raise ValueError(f"loss must give a scalar, got shape {list(value.shape)}.")
+    if not value.requires_grad:
+        raise ValueError("calls must hold an encoder with something to train, got none.")
     (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
 
     trained = [(call, z.grad) for call, z in zip(chunked, embeddings, strict=True) if z.grad is not None]

@@ -108,5 +108,9 @@ def test_bad_input() -> None:
         ValueError, match=r"first and second must both be \[N, D\], got \(2, 3\) and \(3, 3\)"
     ):
         metric.update(torch.randn(2, 3), torch.randn(3, 3))
+    with pytest.raises(TypeError, match="second must be a tensor, got list"):
+        metric.update(torch.randn(2, 3), [[1.0, 2.0, 3.0]] * 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="taus must be a list of temperatures, got float"):
+        ContrastiveDiagnostics(taus=0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tau must be a positive number"):
         ContrastiveDiagnostics(taus=[0.0])

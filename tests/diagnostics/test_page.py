@@ -86,6 +86,16 @@ def test_the_figure_given_stays_as_it_was() -> None:
     assert fig.layout.legend.orientation is None
 
 
+def test_the_legend_stands_as_far_below_a_tall_figure_as_below_a_low_one(tmp_path: Path) -> None:
+    page = Page("a", "b")
+    for height in (460, 920):
+        fig = go.Figure(go.Scatter(x=[0], y=[1]), layout_height=height)
+        page.figure(fig, id=f"h{height}", caption="")
+    text = page.write(tmp_path / "page.html").read_text("utf-8")
+    assert '"y":-0.2,' in text
+    assert '"y":-0.1,' in text
+
+
 def test_write_makes_folders_and_replaces_whole_files(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "page.html"
     assert Page("old", "").write(path) == path

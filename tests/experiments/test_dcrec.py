@@ -195,7 +195,7 @@ def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_pa
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ("nowhere", r"nowhere must hold one file \*\.train\.inter, found 0\."),
+        ("nowhere", r"dataset must be beauty, reddit or a folder .*, but nowhere is no folder\."),
         ("beauty", "the data set beauty needs --data FOLDER with dcrec/beauty in it"),
     ],
 )

@@ -168,6 +168,6 @@ def test_torchrun_with_the_command_and_ctrl_c(tmp_path):
     process = torchrun(out, "1")
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert errors.count(f"2 of 2 runs are already in {results}.") == 1
+    assert errors.count(f"2 of 2 runs are already in {results};") == 1
     assert printed.count("Report: ") == 1
     assert results.read_bytes() == before

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from taufree.experiments.figures import accuracy_figure, cosine_figure, link_colours
+from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, link_colours
+from taufree.experiments.recipe import find_recipe
 from taufree.experiments.recipes.digits import DigitsSettings
-from taufree.experiments.report import table_rows, write_report
+from taufree.experiments.report import MOST, result_table, table_rows, write_report
 from taufree.experiments.run import Run
 from taufree.experiments.runner import train
 
@@ -77,6 +78,37 @@ def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(
     ended = [line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == "learnable"]
     assert rows["calibrated"].startswith("ended like tau 0.")
     assert rows["learnable tau"] == f"ended at tau {statistics.mean(ended):.3f}"
+
+
+def test_links_have_the_columns_where_metrics_are_many(lines):
+    rows, stressed = result_table(lines)
+    assert rows == table_rows(lines)
+    assert [row["link"] for row in rows if row["note"].startswith(("no temp", "best tau"))] == [
+        rows[number]["link"] for number in sorted(stressed)
+    ]
+
+    more = {f"metric{number}": float(number) for number in range(MOST)}
+    wide = [{**line, "metrics": {**line["metrics"], **more}} for line in lines]
+    turned, stressed = result_table(wide)
+    assert list(turned[0]) == ["metric", "free", "tau 0.1", "tau 1", "calibrated", "learnable tau"]
+    assert [row["metric"] for row in turned] == ["knn", "linear", *more, "seeds", "seconds"]
+    assert turned[0]["tau 1"] == next(row["knn"] for row in rows if row["link"] == "tau 1")
+    assert stressed == set()
+
+
+def test_the_page_says_what_the_recipe_compares(lines, tmp_path):
+    copies = "two randomly changed copies of the same example"
+    assert copies in write_report(lines, tmp_path / "report.html").read_text()
+    metrics = dict.fromkeys(find_recipe("sentences").metrics, 1.0)
+    page = write_report(
+        [{**line, "recipe": "sentences", "metrics": metrics} for line in lines], tmp_path / "report.html"
+    ).read_text()
+    assert "A sentence and one that follows from it" in page
+    assert copies not in page
+
+
+def test_short_runs_have_no_half_epochs(lines):
+    assert curve_figure(lines, {"loss": "solid"}, "loss").layout.xaxis.dtick == 1
 
 
 def test_the_accuracy_figure_holds_the_means(lines):

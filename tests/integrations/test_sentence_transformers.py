@@ -110,6 +110,8 @@ def test_another_similarity_is_the_librarys(model):
         kind(model, **options) for kind in (MultipleNegativesRankingLoss, losses.MultipleNegativesRankingLoss)
     )
     agree(*(x.compute_loss_from_embeddings(embeddings, None) for x in both), embeddings)
+    with pytest.raises(ValueError, match=r"scale must be a positive number, or None for none, got 0\.$"):
+        MultipleNegativesRankingLoss(model, scale=0)
     with pytest.raises(ValueError, match="similarity_fct must be cos_sim without a scale"):
         MultipleNegativesRankingLoss(model, similarity_fct=util.dot_score)
 

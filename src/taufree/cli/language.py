@@ -22,10 +22,11 @@ def bias(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder of the answers to every example.")] = Path("bias"),
 ) -> None:
-    """Measure a masked language model by StereoSet and CrowS-Pairs.
+    """Measure the bias of a masked language model.
 
-    LM is best at 100; SS and CrowS-Pairs are shares of preferred stereotypes, best at 50; ICAT is LM times
-    how near SS is to 50. OUT/stereoset.jsonl and OUT/crows.jsonl hold each example's scores, one a line.
+    By StereoSet and CrowS-Pairs: LM is best at 100; SS and CrowS-Pairs are shares of preferred stereotypes,
+    best at 50; ICAT is LM times how near SS is to 50. OUT/stereoset.jsonl and OUT/crows.jsonl hold each
+    example's scores, one a line.
 
     \b
     Example:

@@ -110,7 +110,7 @@ def bench(
     loss: Annotated[str, typer.Option(help="symmetric (CLIP) or nt-xent (SimCLR).")] = "symmetric",
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("bench.json"),
 ) -> None:
-    """Time the losses on this machine, beside dense code and other libraries.
+    """Time the losses here, beside dense code and libraries.
 
     A step is a forward and a backward. The floor is the time of the operations that no exact way can do
     without, at the rate of a large matrix product measured in the same run. Libraries that are installed

@@ -27,7 +27,7 @@ def sequences(
     Each user's items in the order of time; the last one is for the test, the one before it for validation.
 
     \b
-    Example:
+    Examples:
       taufree sequences ml-20m/ratings.csv --out data/ml-20m
       taufree run dcrec --dataset data/ml-20m
     """

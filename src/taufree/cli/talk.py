@@ -21,7 +21,9 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # In a file or a pipe all that is left of a bar is an empty line.
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
@@ -30,7 +32,7 @@ def refuse(reason: object) -> NoReturn:
     """End with one sentence and the exit code of bad input."""
     import typer
 
-    raise typer.Exit(complain(" ".join(str(reason).split())))
+    raise typer.Exit(complain(" ".join(str(reason).split()).rstrip(".") + "."))
 
 
 def complain(sentence: str) -> int:

@@ -36,22 +36,29 @@ def run(
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
     mask: Annotated[
         str | None,
-        typer.Option(help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates."),
+        typer.Option(
+            help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates.  "
+            "[default: nt-xent]"
+        ),
     ] = None,
     normal: Annotated[str | None, typer.Option(help="msc: the normal class.  [default: airplane]")] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
             help="msc: one-normal, or one-anomalous, where --normal names the one that is not; dcrec: "
-            "validation, or public, which chooses the epoch by the test items."
+            "validation, or public, which chooses the epoch by the test items.  [default: the first]"
         ),
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="msc: resnet152, resnet50, resnet18 or resnet50-v1.")
+        str | None,
+        typer.Option(help="msc: resnet152, resnet50, resnet18 or resnet50-v1.  [default: resnet152]"),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="msc: imagenet (downloaded), random, or a file: safetensors or a state dict."),
+        typer.Option(
+            help="msc: imagenet (downloaded), random, or a file: safetensors or a state dict.  "
+            "[default: imagenet]"
+        ),
     ] = None,
     angular: Annotated[bool | None, typer.Option("--angular", help="msc: with the angular term.")] = None,
     dataset: Annotated[
@@ -60,7 +67,10 @@ def run(
     ] = None,
     ids: Annotated[
         bool | None,
-        typer.Option(help="dcrec: no negatives with the same last item, or, as in the public code, with."),
+        typer.Option(
+            help="dcrec: no negatives with the same last item, or, as in the public code, with.  "
+            "[default: ids]"
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -77,8 +87,8 @@ def run(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="32-true, bf16-mixed, 16-mixed, 64-true, ...  [default: 32-true; for images on CUDA "
-            "bf16-mixed]"
+            help="32-true, bf16-mixed, 16-mixed, 64-true, ...  [default: 32-true; on CUDA bf16-mixed for "
+            "images and language]"
         ),
     ] = None,
     data: Annotated[
@@ -177,12 +187,12 @@ def run(
 
 
 def _result_table(lines: list[Line]) -> Table:
-    from taufree.experiments.report import stressed_rows, table_rows
+    from taufree.experiments.report import result_table
 
-    rows = table_rows(lines)
+    rows, stressed = result_table(lines)
     table = Table(title=f"{lines[0]['recipe']}: mean ± std over seeds, higher is better")
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in ("link", "note") else "right")
+        table.add_column(name, justify="left" if name in ("link", "metric", "note") else "right")
     for number, row in enumerate(rows):
-        table.add_row(*row.values(), style="bold" if number in stressed_rows(rows) else None)
+        table.add_row(*row.values(), style="bold" if number in stressed else None)
     return table

@@ -78,6 +78,8 @@ def schemes(taus: Sequence[float] = TAUS) -> dict[str, Link]:
     >>> list(schemes([0.1]))
     ['free', 'tau=0.1']
     """
+    if not isinstance(taus, Iterable):
+        raise TypeError(f"taus must be a list of temperatures, got {type(taus).__name__}.")
     return {"free": LogOdds(), **{f"tau={float(tau):g}": Temperature(tau) for tau in taus}}
 
 

@@ -121,11 +121,12 @@ class Diagnosis:
         starved = [scheme for scheme in taus if scheme.vanished >= _NOTABLE]
         restless = [scheme for scheme in taus if scheme.optimum >= _NOTABLE]
         calm = [scheme for scheme in taus if scheme not in starved and scheme not in restless]
+        count = ",.1f" if self.labelled else ",.0f"
         lines = [
             f"Looked at {self.anchors:,} of {self.eligible:,} anchors"
             + (f" (drawn at random, seed {self.seed})" if self.anchors < self.eligible else "")
-            + f", each with {self.positives:,.6g} positive{'s' if self.labelled else ''} and "
-            + f"{self.negatives:,.6g} negatives{' on average' if self.labelled else ''}.",
+            + f", each with {self.positives:{count}} positive{'s' if self.labelled else ''} and "
+            + f"{self.negatives:{count}} negatives{' on average' if self.labelled else ''}.",
             f"The mean cosine of positives is {self.positive_mean:.3f}, of negatives "
             f"{round(self.negative_mean, 3) + 0.0:.3f}; "
             f"{self.non_optimal:.1%} of the anchors are non-optimal (positive cosine below {OPTIMAL}).",
@@ -180,7 +181,12 @@ class Diagnosis:
             )
         if self.positive_mean <= self.negative_mean:
             lines.append(
-                "Positives are no more similar than negatives: do the rows belong together in this order?"
+                "Positives are no more similar than negatives: "
+                + (
+                    "are these the rows' labels?"
+                    if self.labelled
+                    else "do the rows belong together in this order?"
+                )
             )
         return lines
 

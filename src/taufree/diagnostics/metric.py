@@ -70,6 +70,9 @@ class ContrastiveDiagnostics(Metric):
     @torch.no_grad()
     def update(self, first: Tensor, second: Tensor) -> None:
         """Take in a batch of pairs."""
+        for name, x in (("first", first), ("second", second)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(x).__name__}.")
         if first.ndim != 2 or first.shape != second.shape:
             raise ValueError(
                 f"first and second must both be [N, D], got {tuple(first.shape)} and {tuple(second.shape)}"

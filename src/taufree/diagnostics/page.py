@@ -122,11 +122,12 @@ class Page:
         """
         self._claim(id)
         fig = go.Figure(fig)
+        height = fig.layout.height or 460
         fig.update_layout(
             template="plotly_white",
             autosize=True,
             width=None,
-            height=fig.layout.height or 460,
+            height=height,
             font={"family": _FONT, "size": 13},
             margin={"l": 8, "r": 12, "t": 40 if fig.layout.title.text else 16, "b": 8},
             legend={
@@ -134,7 +135,7 @@ class Page:
                 "font": {"size": 12},
                 "x": 0,
                 "xanchor": "left",
-                "y": -0.2,
+                "y": -0.2 * 460 / height,  # of the plot's height: the same distance for all
                 "yanchor": "top",
                 "title": None,
             },

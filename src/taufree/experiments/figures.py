@@ -97,7 +97,8 @@ def curve_figure(
                 showlegend=number == 0,
                 line={"color": colour, "dash": dash, "width": 3 if link == "free" else 1.8},
             )
-    fig.update_xaxes(title="epoch")
+    longest = max((len(trace.x) for trace in fig.data), default=0)
+    fig.update_xaxes(title="epoch", dtick=1 if longest <= 10 else None)  # no half epochs
     fig.update_yaxes(title=title)
     if log:
         ticks = [digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5)]

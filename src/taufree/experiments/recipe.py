@@ -78,6 +78,11 @@ class Recipe(ABC):
     metrics: ClassVar[dict[str, str]]
     """Each metric of :meth:`evaluate` and :meth:`follow` and how it is measured, in one sentence; higher is
     better."""
+    pairs: ClassVar[str] = (
+        "The network learns without labels: two randomly changed copies of the same example (a positive "
+        "pair) should get similar vectors, copies of different examples (negative pairs) should not."
+    )
+    """Who is compared with whom, in a sentence for a reader of the report."""
     presets: ClassVar[Mapping[str, Preset]]
     """At least "full", the recipe as it is meant, and "quick", a look at it in a minute."""
     static: ClassVar[bool] = False

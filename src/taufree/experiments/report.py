@@ -17,6 +17,8 @@ from taufree.experiments.results import Line
 from taufree.experiments.run import run_slug
 from taufree.experiments.summary import best_temperature, free_against_best, spreads
 
+MOST = 6  # metrics beside each other
+
 
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
@@ -40,11 +42,16 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     return rows
 
 
-def stressed_rows(rows: Sequence[dict[str, str]]) -> set[int]:
-    """The rows of the free link and of the best temperatures."""
-    return {
-        number for number, row in enumerate(rows) if row["link"] == "free" or row["note"].startswith("best")
-    }
+def result_table(lines: Sequence[Line]) -> tuple[list[dict[str, str]], set[int]]:
+    """:func:`table_rows` as it is shown, and the rows to stress: free and the best temperatures.
+
+    Where the metrics are too many to stand beside each other, links have the columns, without notes.
+    """
+    rows = table_rows(lines)
+    if len(lines[0]["metrics"]) <= MOST:
+        return rows, {i for i, row in enumerate(rows) if row["link"] == "free" or "best tau" in row["note"]}
+    names = [name for name in rows[0] if name not in ("link", "note")]
+    return [{"metric": name, **{row["link"]: row[name] for row in rows}} for name in names], set()
 
 
 def write_report(lines: Sequence[Line], path: Path) -> Path:
@@ -57,20 +64,19 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         "everything else being equal.",
     )
     page.text(
-        "The network learns without labels: two randomly changed copies of the same example (a positive "
-        "pair) should get similar vectors, copies of different examples (negative pairs) should not. "
+        f"{recipe.pairs} "
         "Similarity is the cosine of the two vectors, between -1 and 1. Before the loss compares the "
         "pairs, a link turns each cosine into a score. The usual link divides by a temperature tau, a "
         "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
         "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, the "
         "calibrated one stretches the free link by a gain that it measures on the negative pairs."
     )
-    rows = table_rows(lines)
+    rows, stressed = result_table(lines)
     page.heading("Results")
     page.table(
         rows,
         id="results",
-        highlight=stressed_rows(rows),
+        highlight=stressed,
         caption="Mean ± standard deviation over seeds, higher is better; seconds are those of a run. "
         + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
     )
@@ -126,9 +132,9 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
     page.figure(
         curve_figure(lines, {"positive_cosine": "solid", "negative_cosine": "dot"}, "mean cosine"),
         id="cosines",
-        caption="Mean cosine of positive pairs (solid) and of negative pairs (dotted). At first all "
-        "vectors point much the same way; training pulls negatives down towards 0 (unrelated) "
-        "and keeps positives up.",
+        caption="Mean cosine of positive pairs (solid) and of negative pairs (dotted). Often all "
+        "vectors point much the same way at first; training pulls negatives down towards 0 "
+        "(unrelated) and keeps positives up.",
     )
     if all("effective_dimension" in line["curves"] for line in lines):
         page.figure(

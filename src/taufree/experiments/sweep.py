@@ -60,7 +60,9 @@ def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, ev
             distributed.from_first(json.dumps([run.key for run in missing]))
         if there_already := len(runs) - len(missing):
             console.print(
-                f"{there_already} of {len(runs)} runs are already in {results.path}.", soft_wrap=True
+                f"{there_already} of {len(runs)} runs are already in {results.path}; "
+                "they are not run again, even if the data have changed.",
+                soft_wrap=True,
             )
         checkpoints = out / "checkpoints"
         events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)

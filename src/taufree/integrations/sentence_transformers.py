@@ -42,6 +42,8 @@ class _Free:
     scale: float | None
 
     def __init__(self, model: nn.Module, scale: float | None = None, *args: Any, **kwargs: Any) -> None:
+        if scale is not None and not scale > 0:
+            raise ValueError(f"scale must be a positive number, or None for none, got {scale}.")
         super().__init__(model, 1.0 if scale is None else scale, *args, **kwargs)  # type: ignore[call-arg]
         self.scale = scale
         self.link: Link = LogOdds() if scale is None else Temperature(1 / scale)

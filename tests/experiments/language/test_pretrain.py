@@ -84,3 +84,5 @@ def test_the_command_says_the_perplexities_and_refuses_in_a_sentence(data, headl
     found = CliRunner().invoke(build(), [*arguments, "--out", str(tmp_path / "out"), "--epochs", "0"])
     assert found.exit_code == 2
     assert "epochs must be at least 1, got 0." in found.stderr
+    with pytest.raises(ValueError, match=r"learning_rate must be positive, got -1\.0\.$"):
+        PretrainSettings(learning_rate=-1.0)

@@ -40,7 +40,8 @@ def read_pairs(data: Path | None) -> Iterator[tuple[str, str, str]]:
     folders = [data / name for name in CORPORA if (data / name).is_dir()] if data is not None else []
     if not folders:
         raise ValueError(
-            f"the sentence pairs need --data FOLDER with {' or '.join(CORPORA)} in it ({LAYOUT}), got {data}."
+            f"the sentence pairs need --data FOLDER with {' or '.join(CORPORA)} in it ({LAYOUT}), "
+            f"got {data or 'no --data'}."
         )
     for folder in folders:
         labels, lines = sorted(folder.glob("labels.*")), sorted(folder.glob("*.jsonl"))

@@ -68,6 +68,8 @@ class PretrainSettings:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
         if self.tokens < self.length:
             raise ValueError(f"tokens must be at least {self.length}, a longest sentence, got {self.tokens}.")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
 
 
 def read_sentences(data: Path) -> list[str]:

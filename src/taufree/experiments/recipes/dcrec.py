@@ -71,6 +71,11 @@ class Recommendation(Recipe):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
     settings_type = DCRecSettings
+    pairs = (
+        "Beside ranking items the network compares views: what it reads from a user's history and what a "
+        "graph says of the last item in it (a positive pair) should get similar vectors, a history and the "
+        "last item of another one (a negative pair) should not."
+    )
     metrics: ClassVar = {
         "hr1": f"% of users whose test item is ranked first among {NEGATIVES} others, drawn by popularity",
         "hr5": "% whose test item is among the first 5 there",
@@ -102,6 +107,11 @@ class Recommendation(Recipe):
                 ".inter files; --dataset FOLDER reads others."
             )
         folder = data / "dcrec" / chosen.dataset if data and chosen.dataset in NAMED else Path(chosen.dataset)
+        if not folder.is_dir():
+            raise ValueError(
+                f"dataset must be {', '.join(NAMED)} or a folder that taufree sequences made, but {folder} "
+                "is no folder."
+            )
         self.data = read_interactions(folder, longest=chosen.longest, users=chosen.users)
         self.notes = list(self.data.notes)
         self.parts = {"train": self.data.train, "test": self.data.test}

@@ -95,6 +95,11 @@ class Mabel(FineTuning):
     name = "mabel"
     title = "MABEL on gender-swapped entailment pairs"
     settings_type = MabelSettings
+    pairs = (
+        "Beside predicting masked words the network compares sentences: a premise and the hypothesis that "
+        "follows from it (a positive pair) should get similar vectors, a premise and the hypothesis of "
+        "another one (a negative pair) should not."
+    )
     metrics: ClassVar = {
         "icat": "StereoSet's idealised score for gender: lm times balance",
         "lm": "% of comparisons in StereoSet's gender contexts in which a meaningful word is likelier than "
