@@ -74,6 +74,11 @@ class Recipe(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     """What is trained on what, in a few words, for the head of the report."""
+    task: ClassVar[str] = (
+        "The network learns without labels: two randomly changed copies of the same example (a positive "
+        "pair) should get similar vectors, copies of different examples (negative pairs) should not."
+    )
+    """What the network learns and what its pairs are, for a reader of the report who is new to it."""
     settings_type: ClassVar[type[Settings]] = Settings
     metrics: ClassVar[dict[str, str]]
     """Each metric of :meth:`evaluate` and :meth:`follow` and how it is measured, in one sentence; higher is

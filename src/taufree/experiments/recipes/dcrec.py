@@ -70,6 +70,11 @@ class DCRecSettings(BatchSettings):
 class Recommendation(Recipe):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
+    task = (
+        "The network learns which item a user takes next, by a loss of its own. Beside it, a user's last "
+        "item should get similar vectors (a positive pair) from the user's history and from a graph of "
+        "items, and last items of different users (negative pairs) should not."
+    )
     settings_type = DCRecSettings
     metrics: ClassVar = {
         "hr1": f"% of users whose test item is ranked first among {NEGATIVES} others, drawn by popularity",

@@ -94,6 +94,11 @@ class Debiased(nn.Module):
 class Mabel(FineTuning):
     name = "mabel"
     title = "MABEL on gender-swapped entailment pairs"
+    task = (
+        "A masked language model is trained on pairs of sentences, of which the second follows from the "
+        "first, and on copies of them with he and she, man and woman swapped. The two sentences of a pair (a "
+        "positive pair) should get similar vectors, those of different pairs (negative pairs) should not."
+    )
     settings_type = MabelSettings
     metrics: ClassVar = {
         "icat": "StereoSet's idealised score for gender: lm times balance",

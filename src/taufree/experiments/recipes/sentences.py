@@ -54,6 +54,10 @@ class Encoder(nn.Module):
 class Sentences(FineTuning):
     name = "sentences"
     title = "sentence vectors from SNLI's entailment pairs"
+    task = (
+        "The network learns from pairs of sentences, of which the second follows from the first (a positive "
+        "pair): they should get similar vectors, sentences of different pairs (negative pairs) should not."
+    )
     settings_type = SentencesSettings
     metrics: ClassVar = {
         "test": "100 times Spearman's correlation of cosines with people's judgement, STS-B's test part",
