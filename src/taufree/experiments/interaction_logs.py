@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taufree.experiments.interactions import COLUMNS, SHOWN
+from taufree.experiments.interactions import COLUMNS, left_out
 
 try:
     import polars as pl
@@ -147,6 +147,4 @@ def _without_gaps(frame: pl.DataFrame, log: Path, first: int) -> tuple[pl.DataFr
     if not bad.any():
         return frame, ()
     lines = (bad.arg_true() + first).to_list()
-    shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
-    note = f"{len(lines)} of {frame.height} rows of {log} are malformed and left out: lines {shown}."
-    return frame.filter(~bad), (note,)
+    return frame.filter(~bad), (left_out(log, lines, frame.height),)

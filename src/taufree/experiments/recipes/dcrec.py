@@ -20,13 +20,12 @@ from taufree import Link, info_nce
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
 from taufree.experiments.interactions import read_interactions
 from taufree.experiments.observation import observe_pairs
-from taufree.experiments.ranking import draw_negatives, figures, ranks
+from taufree.experiments.ranking import AT_ONCE, draw_negatives, figures, ranks
 from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
 
 NAMED = ("beauty", "reddit")
 PROTOCOLS = ("validation", "public")
 NEGATIVES = 100
-AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,10 @@ class Recommendation(Recipe):
                 "as the public code does: its figures flatter every link, and are for comparison alone."
             )
         draw = torch.Generator().manual_seed(0)  # the same negatives for every run
+        train = self.data.train
+        popularity = torch.bincount(train.items[train.known], minlength=self.data.item_count)
         self.negatives = {
-            part: draw_negatives(rows, self.data.item_count, NEGATIVES, draw)
-            for part, rows in self.parts.items()
+            part: draw_negatives(rows, popularity, NEGATIVES, draw) for part, rows in self.parts.items()
         }
         lengths = self.data.train.lengths
         self.samples = int(lengths.sum() if chosen.protocol == "public" else (lengths - 1).sum())
@@ -153,9 +153,7 @@ class Recommendation(Recipe):
 
     def model(self) -> nn.Module:
         chosen = self.settings
-        shape = Shape(
-            hidden_dropout=chosen.dropout, attention_dropout=chosen.dropout, edge_dropout=chosen.dropout
-        )
+        shape = Shape(dropout=chosen.dropout)
         model = DCRec(self.data, shape, mean=chosen.mean, whole=chosen.protocol == "public")
         # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
         model.register_buffer("chosen", _flat(model).clone())
@@ -218,9 +216,9 @@ class Recommendation(Recipe):
         found: list[tuple[Tensor, Tensor]] = []
         for index in torch.split(self.judged[part], AT_ONCE):
             out: Output = model(index, part)
-            seen = rows.items[index].where(rows.known[index], rows.targets[index][:, None])
             device = out.scores.device
-            found.append(ranks(out.scores, out.targets, negatives[index.to(device)], seen.to(device)))
+            seen = rows.seen(index).to(device)
+            found.append(ranks(out.scores, out.targets, negatives[index.to(device)], seen))
         sampled, full = (torch.cat(rank) for rank in zip(*found, strict=True))
         return {**figures(sampled), **{f"full_{name}": value for name, value in figures(full).items()}}
 
