@@ -38,7 +38,7 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
             row, column = row[bad], column[bad]
             if not len(row):
                 break
-        for full in row.unique().tolist():
+        for full in torch.unique(row).tolist():
             left = torch.ones(items, dtype=torch.bool).index_fill(0, seen[full], False).nonzero().flatten()
             if not len(left):
                 raise ValueError(

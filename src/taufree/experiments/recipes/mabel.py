@@ -31,7 +31,7 @@ from taufree.experiments.language.stereoset import (
     stereoset_summary,
 )
 from taufree.experiments.language.tokens import logits_at, mask
-from taufree.experiments.link_names import make_link, parse_links
+from taufree.experiments.link_names import make_link, parse_links, temperature_of
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.recipe import Preset, Step
 
@@ -59,7 +59,9 @@ class MabelSettings(LanguageSettings):
         super().__post_init__()
         if self.alignment != "same":
             try:
-                right = parse_links(self.alignment) == (self.alignment,) and self.alignment != "learnable"
+                right = parse_links(self.alignment) == (self.alignment,)
+                # The others change while they are trained, and here nothing would train them.
+                right = right and (self.alignment == "free" or temperature_of(self.alignment) is not None)
             except ValueError:
                 right = False
             if not right:
