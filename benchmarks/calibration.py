@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from lines import read, thinned
+from lines import read, stopping, thinned
 from rich.console import Console
 from torch.utils.benchmark import Timer
 
@@ -228,10 +227,6 @@ def cost(device: str) -> None:
         print("| " + " | ".join(cells) + " |")
 
 
-def stop(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -250,15 +245,13 @@ def main() -> None:
     if chosen.cost:
         cost(choose_device(chosen.device, "32-true"))
         return
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(0 if chosen.table else chosen.limit)
     try:
-        for name in TASKS:
-            if not chosen.table and name.startswith(tuple(chosen.tasks.split(","))):
-                train(name, chosen)
+        with stopping(chosen.limit):
+            for name in TASKS:
+                if not chosen.table and name.startswith(tuple(chosen.tasks.split(","))):
+                    train(name, chosen)
     except KeyboardInterrupt:
         print("Stopped; give the same command again to go on.", file=sys.stderr)
-    signal.alarm(0)
     lines = read(chosen.results)
     everywhere({name: table(name, lines) for name in TASKS if TASKS[name].links != TRIED})
     for name in TASKS:

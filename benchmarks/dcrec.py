@@ -1,31 +1,27 @@
 """The paper's recommendation benchmark on other data: DCRec with each link on Beauty and Reddit.
 
-    python benchmarks/dcrec.py --data FOLDER --jobs 4 --minutes 9    # does what is missing, in several calls
-    python benchmarks/dcrec.py --table                               # the tables of docs/recommendation.md
+    python benchmarks/dcrec.py --data FOLDER --jobs 4 --seconds 540    # again, until all is done
+    python benchmarks/dcrec.py --table                                 # the tables of docs/recommendation.md
 
-Writes benchmarks/results/dcrec.jsonl, the raw lines with every twentieth epoch of their curves, after each
-group of runs. Seeds are paired. The control has no contrastive term; runs without ids have the negatives of
-the public code, where the same last item twice in a batch is a negative equal to the positive.
+Writes benchmarks/results/dcrec.jsonl, the raw line of each run as soon as it is done, with every twentieth
+epoch of its curves. Seeds are paired. The control has no contrastive term; runs without ids have the
+negatives of the public code, where the same last item twice in a batch is a negative equal to the positive.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from lines import read, thinned
-from rich.console import Console
+from lines import complete, head, read, row, stopping, thinned
 
 from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe
 from taufree.experiments.recipes.dcrec import NAMED, DCRecSettings
-from taufree.experiments.results import line_key
 from taufree.experiments.run import Run
 from taufree.experiments.summary import difference, free_against_best, spreads
-from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 LINKS = ("free", "0.1", "0.5", "0.8", "1")
@@ -60,50 +56,29 @@ def planned(chosen: argparse.Namespace, device: str) -> list[Run]:
 
 
 def train(chosen: argparse.Namespace) -> None:
-    """Do the runs that the results do not have, a group at a time, as long as the time allows."""
-    started, longest = time.monotonic(), 0.0
-    lines = read(chosen.results)
-    there = {line_key(line) for line in lines}
-    device = choose_device(chosen.device, "32-true")
-    missing = [run for run in planned(chosen, device) if run.key not in there]
-    while missing:
-        begun = time.monotonic()
-        if begun - started + longest > 60 * chosen.minutes:
-            print(f"{len(missing)} runs are left; give the same command again.")
-            return
-        group = [run for run in missing if run.settings == missing[0].settings][: chosen.jobs]
-        outcome = sweep(group, chosen.runs, jobs=chosen.jobs, console=Console(stderr=True))
-        done = {line_key(line): line for line in outcome.lines}
-        lines += [small(done[run.key]) for run in group if run.key in done]
-        chosen.results.parent.mkdir(parents=True, exist_ok=True)
-        chosen.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        for run, reason in outcome.failed.items():
-            print(f"{describe(run.link)}, seed {run.seed} failed: {reason}")
-        if outcome.interrupted:
-            return
-        missing = [run for run in missing if run not in group]
-        longest = max(longest, time.monotonic() - begun)
-
-
-def small(line: dict) -> dict:
-    """The line with thinned curves, but for the one that shows which epoch was chosen."""
-    found = thinned(line)
-    return {**found, "curves": {**found["curves"], "choice": line["curves"]["choice"]}}
+    """Do the runs that the results do not have, as long as the time allows."""
+    runs = planned(chosen, choose_device(chosen.device, "32-true"))
+    # The curve that shows which epoch was chosen stays whole.
+    small = partial(thinned, whole=("choice",))
+    try:
+        with stopping(chosen.seconds):
+            complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=small)
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.")
 
 
 def table(lines: list[dict]) -> None:
     """Markdown: a row for each link and the control, then the paired differences."""
     with_links = [line for line in lines if line["settings"]["contrast"]]
     control = [{**line, "link": CONTROL} for line in lines if not line["settings"]["contrast"]]
-    head = ("link", *SHOWN, "epoch", "seeds", "seconds a run")
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    head("link", *SHOWN, "epoch", "seeds", "seconds a run")
     for link, found in spreads([*with_links, *control]).items():
         of_link = [line for line in (*with_links, *control) if line["link"] == link]
         name = "no contrastive term" if link == CONTROL else describe(link)
         epoch = mean(line["curves"]["choice"].index(max(line["curves"]["choice"])) + 1 for line in of_link)
         seconds = mean(line["seconds"] for line in of_link)
         cells = [name, *(str(found[metric]) for metric in SHOWN), f"{epoch:.0f}"]
-        print("| " + " | ".join([*cells, str(found["hr1"].seeds), f"{seconds:.0f}"]) + " |")
+        row(*cells, str(found["hr1"].seeds), f"{seconds:.0f}")
     print()
     for gap in free_against_best(with_links):
         if gap.metric in SHOWN:
@@ -136,7 +111,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=DCRecSettings.epochs, help="at most")
     parser.add_argument("--batch-size", type=int, help="2,048 for beauty and 512 for others if not given")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start nothing that would end later")
+    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "dcrec", help="where the runs go on")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "dcrec.jsonl")
@@ -157,9 +132,9 @@ def main() -> None:
         print()
         twins(part)
     print("\n### The paper, on MovieLens-20M: another data set, for the order of magnitude alone\n")
-    print("| link | " + " | ".join(SHOWN[:5]) + " |\n" + "|---" * 6 + "|")
+    head("link", *SHOWN[:5])
     for name, found in PAPER.items():
-        print(f"| {name} | " + " | ".join(f"{found[metric]:.2f}" for metric in SHOWN[:5]) + " |")
+        row(name, *(f"{found[metric]:.2f}" for metric in SHOWN[:5]))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 
 import numpy as np
 import torch
@@ -23,13 +22,13 @@ from lines import EVERY, read, thinned
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from rich.console import Console
+from speed import epoch_seconds, part_seconds, seconds, write
 
 from taufree.experiments.augment import Parameters
-from taufree.experiments.environment import choose_device, hardware, versions
+from taufree.experiments.environment import choose_device
 from taufree.experiments.images import from_arrays
 from taufree.experiments.link_names import describe, parse_links
 from taufree.experiments.recipes.imagenette import Imagenette
-from taufree.experiments.replay import WARM_UP, Replayed
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
@@ -128,33 +127,13 @@ class Noise(Imagenette):
         return from_arrays(train, np.arange(9469) % 10, val, np.arange(3925) % 10, list("abcdefghij"))
 
 
-def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
-    """The median time of a call, after some that are not counted."""
-
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    taken = []
-    for number in range(WARM_UP + 2 + repeats):
-        wait()
-        start = time.perf_counter()
-        work()
-        wait()
-        if number >= WARM_UP + 2:
-            taken.append(time.perf_counter() - start)
-    return median(taken)
-
-
-def speed(chosen: argparse.Namespace, device: str, precision: str) -> dict:
+def speed(chosen: argparse.Namespace, device: str, precision: str) -> None:
     """Images per second (each view counts) of the views alone, of the network alone, and of whole steps."""
     settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
     recipe = (Imagenette if chosen.data else Noise)(settings)
     recipe.load(chosen.data)
     training = Training(Run("imagenette", "free", 0, settings, precision, device, chosen.data), recipe)
-    start = time.perf_counter()
-    training.train_epoch()
-    first = time.perf_counter() - start
+    first = epoch_seconds(training, 1)
     images, *drawn = (part.to(device) for part in next(iter(recipe.batches(0, torch.Generator()))))
     lines = recipe._lines[images]
     views = recipe._augment(torch.cat([lines, lines]), Parameters(*drawn))
@@ -169,31 +148,17 @@ def speed(chosen: argparse.Namespace, device: str, precision: str) -> dict:
         training.fabric.backward(loss)
         return loss.detach()
 
-    measured = {}
-    for name, work in (("augmentation", augment), ("network", network)):
-        measured[name] = seconds(Replayed(work) if device == "cuda" else work, device, chosen.repeats)
+    measured = part_seconds({"augmentation": augment, "network": network}, device, chosen.repeats)
+    few = max(1, chosen.repeats // 20)
     with torch.no_grad():
         training.model.eval()
-        follow = seconds(lambda: recipe.follow(training.model), device, max(1, chosen.repeats // 20))
-    epochs = []
-    for _ in range(max(1, chosen.repeats // 20)):
-        start = time.perf_counter()
-        training.train_epoch()  # reads its curves at the end, so the device is done
-        epochs.append(time.perf_counter() - start)
-    epoch = median(epochs)
+        follow = seconds(lambda: recipe.follow(training.model), device, few)
+    epoch = epoch_seconds(training, few)
     measured["step"] = (epoch - follow) / recipe.steps
-    views_a_step = 2 * chosen.batch_size
-    return {
-        "batch_size": chosen.batch_size,
-        "precision": precision,
-        "data": "imagenette" if chosen.data else "noise",
-        "replayed": isinstance(training._step, Replayed) and not training._step.waits,
-        "images_per_second": {name: round(views_a_step / value) for name, value in measured.items()},
-        "milliseconds": {name: round(1e3 * value, 3) for name, value in measured.items()},
-        "seconds": {"first_epoch": first, "epoch": epoch, "knn": follow, "800_epochs": 800 * epoch},
-        "versions": versions(),
-        "hardware": hardware(torch.device(device)),
-    }
+    took = {"first_epoch": first, "epoch": epoch, "knn": follow, "800_epochs": 800 * epoch}
+    data = "imagenette" if chosen.data else "noise"
+    counts = dict.fromkeys(measured, 2 * chosen.batch_size)
+    write(chosen.speed_results, training, counts, measured, data=data, seconds=took)
 
 
 def main() -> None:
@@ -221,9 +186,7 @@ def main() -> None:
         device = choose_device(chosen.device, chosen.precision or "32-true")
         precision = chosen.precision or (Imagenette.gpu_precision if device == "cuda" else "32-true")
     if chosen.speed:
-        found = speed(chosen, device, precision)
-        print(json.dumps(found, indent=2))
-        chosen.speed_results.write_text(json.dumps(found, indent=2) + "\n")
+        speed(chosen, device, precision)
         return
     if not chosen.table:
         lines = merged(chosen.results, train(chosen, device, precision))

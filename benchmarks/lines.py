@@ -1,9 +1,19 @@
-"""The results files: a line of JSON for each run."""
+"""The results files: a line of JSON for each run, written as soon as the run is done; and Markdown tables."""
 
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from rich.console import Console
+
+from taufree.experiments.link_names import describe
+from taufree.experiments.results import line_key
+from taufree.experiments.run import Run
+from taufree.experiments.sweep import sweep
 
 EVERY = 20
 
@@ -13,12 +23,75 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def thinned(line: dict) -> dict:
-    """The line with the last of every ``EVERY`` epochs, to five digits."""
+def append(path: Path, line: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def thinned(line: dict, whole: Sequence[str] = ()) -> dict:
+    """The line with the last of every ``EVERY`` epochs, to five digits; curves named ``whole`` stay."""
     curves = {
         name: [float(f"{value:.5g}") for value in curve[EVERY - 1 :: EVERY]]
-        if isinstance(curve, list) and not name.endswith("histogram")
+        if isinstance(curve, list) and not name.endswith("histogram") and name not in whole
         else curve
         for name, curve in line["curves"].items()
     }
     return {**line, "curves": curves}
+
+
+@contextmanager
+def stopping(seconds: int) -> Iterator[None]:
+    """After so many seconds do as Ctrl-C would; 0 is never."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def complete(
+    runs: Sequence[Run], results: Path, folder: Path, *, jobs: int, small: Callable[[dict], dict]
+) -> None:
+    """Do the runs that the results lack, all by the same workers, and append the line of each when it ends.
+
+    Args:
+        folder: where a run that was broken off goes on.
+        small: what is kept of a line; the recipe, link, seed and settings of two runs must stay apart.
+    """
+    done = {line_key(line) for line in read(results) if "seed" in line}
+
+    def keep(line: dict) -> None:
+        line = small(line)
+        if line_key(line) not in done:
+            done.add(line_key(line))
+            append(results, line)
+
+    def key(run: Run) -> str:
+        about = {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings}
+        return line_key(small({**about, "curves": {}}))
+
+    missing = [run for run in runs if key(run) not in done]
+    if not missing:
+        return
+    outcome = sweep(missing, folder, jobs=jobs, console=Console(stderr=True), tell=keep)
+    for line in outcome.lines:  # also what was in the folder already
+        keep(line)
+    for run, reason in outcome.failed.items():
+        print(f"{run.recipe}, {describe(run.link)}, seed {run.seed} failed: {reason}")
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+def row(*cells: str) -> None:
+    print("| " + " | ".join(cells) + " |")
+
+
+def head(*cells: str) -> None:
+    row(*cells)
+    print("|---" * len(cells) + "|")

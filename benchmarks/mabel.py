@@ -18,13 +18,12 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import time
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from lines import read
+from lines import append, complete, head, read, row, stopping
 from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
@@ -36,10 +35,8 @@ from taufree.experiments.link_names import describe
 from taufree.experiments.recipe import Settings
 from taufree.experiments.recipes.mabel import TERMS, Mabel, MabelSettings
 from taufree.experiments.recipes.sentences import Encoder, Sentences, SentencesSettings
-from taufree.experiments.results import line_key
 from taufree.experiments.run import Run
 from taufree.experiments.summary import difference
-from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 ADAPTED = Path("runs") / "adapted"
@@ -60,12 +57,9 @@ def half(source: Path, target: Path) -> None:
             shutil.copy(file, target)
     weights = load_file(source / "model.safetensors")
     halves = {name: x.half() if x.is_floating_point() else x for name, x in weights.items()}
-    save_file(halves, target / "model.safetensors", metadata={"format": "pt"})
-
-
-def append(path: Path, line: dict) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    # Another name at first: a file of the right one is taken for a whole model.
+    save_file(halves, target / "draft", metadata={"format": "pt"})
+    os.replace(target / "draft", target / "model.safetensors")
 
 
 def adapt(chosen: argparse.Namespace, device: str, precision: str) -> str:
@@ -125,7 +119,7 @@ def base_line(chosen: argparse.Namespace, model: str, device: str) -> dict:
 
 
 def plan(chosen: argparse.Namespace, model: str) -> list[tuple[str, Settings, tuple[str, ...], int]]:
-    """Recipe, settings, links and seeds of each sweep, the most wanted first."""
+    """Recipe, settings, links and seeds, the most wanted first."""
     some = {"model": model, "subset": chosen.subset}
     same, own = MabelSettings(**some), MabelSettings(**some, alignment="0.05")
     return [
@@ -136,45 +130,29 @@ def plan(chosen: argparse.Namespace, model: str) -> list[tuple[str, Settings, tu
     ]
 
 
+def marked(line: dict) -> dict:
+    return {"kind": "run", **line}
+
+
 def run(chosen: argparse.Namespace) -> None:
-    """Do what the results lack, until the time is over."""
-
-    def over(*_: object) -> None:
-        raise KeyboardInterrupt  # a sweep keeps what is done and says so
-
-    signal.signal(signal.SIGALRM, over)
-    signal.alarm(chosen.seconds)
+    """Do what the results lack."""
     device = choose_device(chosen.device, chosen.precision or "32-true")
-    precision = chosen.precision or ("bf16-mixed" if device == "cuda" else "32-true")
+    precision = chosen.precision or (Mabel.gpu_precision if device == "cuda" else "32-true")
     model = adapt(chosen, device, precision)
-    lines = read(chosen.results)
-    bases = {line["weights"] for line in lines if line["kind"] == "base" and line["model"] == model}
-    if bases - {fingerprint(model)}:
+    bases = [line for line in read(chosen.results) if line["kind"] == "base" and line["model"] == model]
+    if any(line["weights"] != fingerprint(model) for line in bases):
         raise SystemExit(
             f"{chosen.results} has results of another {model}: bring that back, or name another file."
         )
     if not bases:
         append(chosen.results, base_line(chosen, model, device))
-    done = {line_key(line) for line in lines if line["kind"] == "run"}
-    for recipe, settings, links, seeds in plan(chosen, model):
-        runs = [
-            Run(recipe, link, seed, settings, precision, device, chosen.data)
-            for seed in range(seeds)
-            for link in links
-        ]
-        if missing := [one for one in runs if one.key not in done]:
-            outcome = sweep(missing, chosen.runs, jobs=chosen.jobs, console=Console(stderr=True))
-            for line in outcome.lines:
-                if line_key(line) not in done:
-                    append(chosen.results, {"kind": "run", **line})
-                    done.add(line_key(line))
-            for one, reason in outcome.failed.items():
-                print(f"{describe(one.link)}, seed {one.seed} failed: {reason}")
-            if outcome.interrupted:
-                print("Stopped; the same command goes on.")
-                return
-    signal.alarm(0)
-    print("All runs are in the results.")
+    runs = [
+        Run(recipe, link, seed, settings, precision, device, chosen.data)
+        for recipe, settings, links, seeds in plan(chosen, model)
+        for seed in range(seeds)
+        for link in links
+    ]
+    complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=marked)
 
 
 def spread(values: list[float]) -> str:
@@ -186,34 +164,14 @@ def spread(values: list[float]) -> str:
     )
 
 
-def row(*cells: str) -> None:
-    print("| " + " | ".join(cells) + " |")
-
-
-def head(*cells: str) -> None:
-    row(*cells)
-    print("|---" * len(cells) + "|")
-
-
 def mabel_table(base: dict, lines: list[dict]) -> None:
     """LM, SS, ICAT and CrowS-Pairs of each link beside the paper's; the terms; the paired differences."""
     groups: dict[tuple[str, str], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["settings"]["alignment"], line["link"]), []).append(line)
     order = sorted(groups, key=lambda key: (key[0] != "same", [*LINKS, "learnable"].index(key[1])))
-    head(
-        "link",
-        "alignment's link",
-        "LM",
-        "SS",
-        "ICAT",
-        "CrowS",
-        "LM, all",
-        "SS, all",
-        "ICAT, all",
-        "seeds",
-        "seconds",
-    )
+    everywhere = ("LM, all", "SS, all", "ICAT, all")
+    head("link", "alignment's link", "LM", "SS", "ICAT", "CrowS", *everywhere, "seeds", "seconds")
     names = [*FIGURES, *(f"{name}_all" for name in FIGURES[:3])]
     row("none: the model before", "", *(f"{base['metrics'][name]:.2f}" for name in names), "", "")
     for aligned, link in order:
@@ -305,7 +263,11 @@ def main() -> None:
     if chosen.command == "half":
         half(chosen.source, chosen.target)
     elif chosen.command == "run":
-        run(chosen)
+        try:
+            with stopping(chosen.seconds):
+                run(chosen)
+        except KeyboardInterrupt:
+            print("Stopped; the same command goes on.")
     else:
         table(chosen)
 

@@ -1,6 +1,6 @@
 """The paper's anomaly table: MSC on CIFAR-10 by class and link, beside the paper's figures.
 
-    python benchmarks/msc.py --data FOLDER --weights FILE --seconds 540   # again, until all is done
+    python benchmarks/msc.py --data FOLDER --weights FILE --jobs 3 --seconds 540   # again, until all is done
     python benchmarks/msc.py --table                  # the tables of docs/anomalies.md, from the results
     python benchmarks/msc.py --speed --weights FILE   # images per second; noise for want of a folder
 
@@ -13,7 +13,6 @@ benchmarks/results/msc-speed.json.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +20,16 @@ from statistics import mean, median
 
 import numpy as np
 import torch
-from imagenette import seconds
-from lines import read
+from lines import complete, head, read, row, stopping
+from speed import epoch_seconds, part_seconds, seconds, write
 
-from taufree.experiments.checkpoint import Checkpoint
-from taufree.experiments.environment import choose_device, hardware, versions
+from taufree.experiments.environment import choose_device
 from taufree.experiments.images import from_arrays
 from taufree.experiments.link_names import describe, in_order
 from taufree.experiments.recipes.cifar10 import CLASSES
 from taufree.experiments.recipes.msc import MSC, MSCSettings
-from taufree.experiments.replay import Replayed
 from taufree.experiments.run import Run
-from taufree.experiments.runner import Training, train
+from taufree.experiments.runner import Training
 from taufree.experiments.summary import difference, spreads
 
 ROOT = Path(__file__).parent.parent
@@ -58,10 +55,6 @@ def plan() -> list[tuple[str, str, int]]:
     return runs + [(name, link, seed) for seed in range(1, SEEDS) for link in LINKS for name in FEW]
 
 
-def key(line: dict) -> str:
-    return json.dumps([line["link"], line["seed"], line["settings"]], sort_keys=True)
-
-
 def recorded(line: dict) -> dict:
     """The line with five digits of its curves, and with the name of the weights' file alone."""
     curves = {
@@ -72,26 +65,17 @@ def recorded(line: dict) -> dict:
     return {**line, "curves": curves, "settings": settings}
 
 
-def work(chosen: argparse.Namespace, settings: MSCSettings, device: str, precision: str) -> None:
-    """Train what is planned and not in the results yet, while another run still fits into the time."""
-    start, longest = time.monotonic(), 0.0
-    part, parts = map(int, chosen.part.split("/"))
-    for name, link, seed in plan()[part - 1 :: parts]:
-        run = Run("msc", link, seed, replace(settings, normal=name), precision, device, chosen.data)
-        probe = recorded({"link": link, "seed": seed, "settings": run.recorded_settings, "curves": {}})
-        if key(probe) in {key(line) for line in read(chosen.results)}:
-            continue
-        if time.monotonic() - start + longest > chosen.seconds:
-            print("The time is used up; give the same command again to go on.", flush=True)
-            return
-        began = time.monotonic()
-        line = train(run, chosen.runs / "checkpoints", note=print)
-        longest = max(longest, time.monotonic() - began)
-        with chosen.results.open("a") as file:
-            file.write(json.dumps(recorded(line)) + "\n")
-        Checkpoint(chosen.runs / "checkpoints" / run.slug).remove()
-        figures = ", ".join(f"{metric} {value:.2f}" for metric, value in line["metrics"].items())
-        print(f"{name}, {describe(link)}, seed {seed}: {figures} ({line['seconds']:.0f} s)", flush=True)
+def train(chosen: argparse.Namespace, settings: MSCSettings, device: str, precision: str) -> None:
+    """Do what is planned and not in the results yet, as long as the time allows."""
+    runs = [
+        Run("msc", link, seed, replace(settings, normal=name), precision, device, chosen.data)
+        for name, link, seed in plan()
+    ]
+    try:
+        with stopping(chosen.seconds):
+            complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=recorded)
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.")
 
 
 def table(lines: list[dict]) -> None:
@@ -102,8 +86,7 @@ def table(lines: list[dict]) -> None:
         for name in CLASSES
         if any(line["settings"]["normal"] == name for line in lines)
     }
-    head = ["normal class", "before", *map(describe, links), "paper, free, ResNet-152"]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    head("normal class", "before", *map(describe, links), "paper, free, ResNet-152")
     means: dict[str, list[float]] = {link: [] for link in ["before", *links]}
     for name, part in found.items():
         spread = spreads(part)
@@ -112,11 +95,12 @@ def table(lines: list[dict]) -> None:
         for link in spread:
             means[link].append(spread[link]["auc"].mean)
         cells = [str(spread[link]["auc"]) if link in spread else "" for link in links]
-        print("| " + " | ".join([name, f"{before:.2f}", *cells, f"{PAPER_FREE[name]:.2f}"]) + " |")
+        row(name, f"{before:.2f}", *cells, f"{PAPER_FREE[name]:.2f}")
     whole = [f"{mean(means[link]):.2f}" if len(means[link]) == len(CLASSES) else "" for link in means]
-    print("| " + " | ".join(["**mean of ten**", *whole, f"{PAPER_MEAN['free']:.2f}"]) + " |")
+    row("**mean of ten**", *whole, f"{PAPER_MEAN['free']:.2f}")
     paper = [f"{PAPER_MEAN[link]:.2f}" if link in PAPER_MEAN else "" for link in links]
-    print("| " + " | ".join(["paper, mean of ten, ResNet-152", "", *paper, ""]) + " |\n")
+    row("paper, mean of ten, ResNet-152", "", *paper, "")
+    print()
     # One number for each class and seed, so that the pairs of all classes are taken together.
     pairs = [
         {**line, "seed": 1000 * CLASSES.index(line["settings"]["normal"]) + line["seed"]} for line in lines
@@ -141,25 +125,27 @@ class Noise(MSC):
         return from_arrays(train_set, np.zeros(5000), test, np.arange(10000) % 10, CLASSES)
 
 
-def speed(chosen: argparse.Namespace, settings: MSCSettings, device: str, precision: str) -> dict:
+def speed(chosen: argparse.Namespace, settings: MSCSettings, device: str, precision: str) -> None:
     """Images per second (each view counts) of the parts of a step, of whole epochs, and of scoring."""
     recipe = (MSC if chosen.data else Noise)(settings)
     recipe.load(chosen.data)
     start = time.perf_counter()
     training = Training(Run("msc", "free", 0, settings, precision, device, chosen.data), recipe)
     begin = time.perf_counter() - start
-    start = time.perf_counter()
-    training.train_epoch()
-    first = time.perf_counter() - start
+    first = epoch_seconds(training, 1)
     batch = tuple(part.to(device) for part in next(iter(recipe.batches(0, torch.Generator()))))
-    views = recipe.views(batch)
     autocast = training.fabric.autocast
-    with torch.no_grad(), autocast():
-        middle = training.weights.frozen(views)
+
+    def views(inputs: object = ()) -> torch.Tensor:
+        return recipe.views(batch)
+
+    images = views()
 
     def frozen(inputs: object = ()) -> torch.Tensor:
         with torch.no_grad(), autocast():
-            return training.weights.frozen(views)
+            return training.weights.frozen(images)
+
+    middle = frozen()
 
     def trained(inputs: object = ()) -> torch.Tensor:
         training.optimizer.zero_grad()
@@ -168,33 +154,20 @@ def speed(chosen: argparse.Namespace, settings: MSCSettings, device: str, precis
         loss.backward()
         return loss.detach()
 
-    parts = {"views": lambda inputs=(): recipe.views(batch), "frozen half": frozen, "trained half": trained}
-    measured = {
-        name: seconds(Replayed(part) if device == "cuda" else part, device, chosen.repeats)
-        for name, part in parts.items()
-    }
+    parts = {"views": views, "frozen half": frozen, "trained half": trained}
+    measured = part_seconds(parts, device, chosen.repeats)
     with torch.no_grad():
         measured["scoring"] = seconds(lambda: recipe.features(training.model), device, 1)
-    epochs = []
-    for _ in range(max(1, chosen.repeats // 20)):
-        start = time.perf_counter()
-        training.train_epoch()  # reads its curves at the end, so the device is done
-        epochs.append(time.perf_counter() - start)
-    measured["step"] = median(epochs) / recipe.steps
-    counts = {name: len(views) for name in measured} | {"scoring": len(recipe.images.labels)}
-    return {
+    epoch = epoch_seconds(training, max(1, chosen.repeats // 20))
+    measured["step"] = epoch / recipe.steps
+    counts = dict.fromkeys(measured, len(images)) | {"scoring": len(recipe.images.labels)}
+    about = {
         "backbone": settings.backbone,
-        "batch_size": settings.batch_size,
         "crop": settings.crop,
-        "precision": precision,
         "data": "cifar10" if chosen.data else "noise",
-        "replayed": isinstance(training._step, Replayed) and not training._step.waits,
-        "images_per_second": {name: round(counts[name] / value) for name, value in measured.items()},
-        "milliseconds": {name: round(1e3 * value, 3) for name, value in measured.items()},
-        "seconds": {"before training": begin, "first epoch": first, "epoch": median(epochs)},
-        "versions": versions(),
-        "hardware": hardware(torch.device(device)),
     }
+    took = {"before training": begin, "first epoch": first, "epoch": epoch}
+    write(chosen.speed_results, training, counts, measured, **about, seconds=took)
 
 
 def main() -> None:
@@ -210,9 +183,9 @@ def main() -> None:
     parser.add_argument("--subset", type=int, default=0, help="so many images at most, to try the script")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run that may end later")
-    parser.add_argument("--part", default="1/1", help="I/N: every N-th run from the I-th on, for N at once")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "msc", help="where a run goes on")
+    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "msc", help="where the runs go on")
     parser.add_argument("--results", type=Path, default=RESULTS / "msc.jsonl")
     parser.add_argument("--table", action="store_true", help="only print the tables")
     parser.add_argument("--speed", action="store_true", help="measure images per second instead")
@@ -231,12 +204,10 @@ def main() -> None:
             weights=chosen.weights,
         )
     if chosen.speed:
-        found = speed(chosen, settings, device, precision)
-        print(json.dumps(found, indent=2))
-        chosen.speed_results.write_text(json.dumps(found, indent=2) + "\n")
+        speed(chosen, settings, device, precision)
         return
     if not chosen.table:
-        work(chosen, settings, device, precision)
+        train(chosen, settings, device, precision)
     by_backbone: dict[tuple, list[dict]] = {}
     for line in read(chosen.results):
         backbone = (line["settings"]["backbone"], line["settings"]["epochs"], line["settings"]["batch_size"])

@@ -183,12 +183,15 @@ def test_a_broken_off_run_goes_on_bit_for_bit_with_its_best_epoch(shop, tmp_path
 def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_path):
     for part in ("train", "test"):
         text = (shop / f"shop.{part}.inter").read_text()
-        (tmp_path / f"odd.{part}.inter").write_text(text + ("x\t1 2 3\tnew\n" if part == "test" else ""))
+        odd = "x\t1 2 3\tnew\ny\t1 newer\t2\n" if part == "test" else ""
+        (tmp_path / f"odd.{part}.inter").write_text(text + odd)
     recipe = begun(tmp_path).recipe
     assert recipe.notes[-1].startswith(
-        "1 of 121 test items never occur in the histories to train on; they are"
+        "1 of 122 test items never occur in the histories to train on; they are"
     )
     assert 120 not in recipe.judged["test"].tolist()
+    known = recipe.data.train.items[recipe.data.train.known]
+    assert set(recipe.negatives["test"].flatten().tolist()) <= set(known.tolist())
     assert 120 in begun(tmp_path, protocol="public").recipe.judged["test"].tolist()
 
 

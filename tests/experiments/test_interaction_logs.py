@@ -69,6 +69,23 @@ def test_malformed_rows_are_named_with_their_lines(tmp_path):
     assert rows_of(tmp_path / "made", "train") == ["1\t10 11\t12", "2\t11\t10"]
 
 
+def test_ids_may_be_texts_that_begin_like_numbers(tmp_path):
+    log = tmp_path / "log.csv"
+    rows = [f"{user},{item},{time}" for time in range(60) for user, item in ((1, 10), (2, 11))]
+    log.write_text("\n".join(["user,item,time", *rows, "1,B0,98", "2,B0,99", "1,,3"]))
+    summary = build_sequences(log, tmp_path / "made", core=2)
+    assert summary.notes == (f"1 of 123 rows of {log} are malformed and left out: lines 124.",)
+    assert (summary.kept, summary.items) == (122, 3)
+    assert [row.split("\t")[2] for row in rows_of(tmp_path / "made", "test")] == ["B0", "B0"]
+
+
+def test_times_may_be_dates(tmp_path):
+    log = tmp_path / "log.csv"
+    dates = [f"{user},{item},{time}/3/2024 10:00" for user, item, time in EVENTS if time <= 30]
+    log.write_text("\n".join(["user,item,time", *dates, "1,10,31/3/2024 10:00"]))
+    check(tmp_path / "made", build_sequences(log, tmp_path / "made", core=2))
+
+
 def test_the_core_is_what_taking_out_one_by_one_leaves():
     draw = np.random.default_rng(0)
     user, item = draw.integers(0, 40, 150), draw.integers(0, 40, 150)
@@ -90,12 +107,17 @@ def test_the_core_is_what_taking_out_one_by_one_leaves():
         (["ratings.csv", "--core", "0"], "core must be at least 1, got 0."),
         (["ratings.csv", "--core", "9"], "must have users with 9 interactions, and none is left of it."),
         (["empty.csv"], "empty.csv cannot be read as a table"),
+        (["damaged.parquet"], "damaged.parquet cannot be read as a table"),
+        (["films.csv"], "films.csv must have items without spaces in them for --item, got 'Toy Story'."),
+        (["films.csv", "--item", "id", "--time", "when"], "numbers or dates such as 2024-01-31, got 'now'."),
     ],
 )
 def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     Path("ratings.csv").write_text("user,item,time\n" + "".join(f"{a},{b},{c}\n" for a, b, c in EVENTS))
     Path("empty.csv").write_text("")
+    Path("damaged.parquet").write_bytes(b"nothing")
+    Path("films.csv").write_text("user,item,id,time,when\n1,Toy Story,7,3,now\n")
     found = CliRunner().invoke(build(), ["sequences", *arguments, "--out", "made"])
     assert found.exit_code == 2
     assert sentence in found.stderr

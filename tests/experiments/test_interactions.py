@@ -1,6 +1,7 @@
 """Reading .inter files: what becomes a table, what is left out and named, what is refused."""
 
 import pytest
+import torch
 
 from taufree.experiments.interactions import read_interactions
 
@@ -32,6 +33,9 @@ def test_the_last_items_and_the_longest_users_are_kept(tmp_path):
     # Users a and c: 3 4 and then 5, 2 3 and then 4.
     assert data.item_count == 5
     assert data.train.items.tolist() == [[0, 1, 2], [3, 0, 1]]
+    # What was cut off is no negative either, as far as it has a number: 1 has none, c's 2 is in the history.
+    assert [set(row) for row in data.train.seen(torch.arange(2)).tolist()] == [{3, 0, 1, 2}, {3, 0, 1}]
+    assert set(data.test.seen(torch.tensor([0])).flatten().tolist()) == {3, 0, 1, 2, 4}
 
 
 def test_malformed_rows_are_named_with_their_lines_and_left_out(tmp_path):
@@ -39,7 +43,10 @@ def test_malformed_rows_are_named_with_their_lines_and_left_out(tmp_path):
     data = read_interactions(write(tmp_path, train, "a\t1 2 3\t1\n"))
     assert len(data.train.lengths) == 2
     (note,) = data.notes
-    assert note == f"4 of 6 rows of {tmp_path / 'shop.train.inter'} are malformed and left out: 3, 5, 6, 7."
+    assert (
+        note
+        == f"4 of 6 rows of {tmp_path / 'shop.train.inter'} are malformed and left out: lines 3, 5, 6, 7."
+    )
 
 
 @pytest.mark.parametrize(

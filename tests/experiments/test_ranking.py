@@ -18,22 +18,31 @@ def some_rows(users=200, items=50, longest=6):
 
 def test_negatives_are_new_to_the_user_and_popular():
     rows = some_rows()
-    drawn = draw_negatives(rows, 50, 100, torch.Generator().manual_seed(1))
+    popularity = torch.bincount(rows.items[rows.known], minlength=50)
+    drawn = draw_negatives(rows, popularity, 100, torch.Generator().manual_seed(1))
     assert drawn.shape == (200, 100)
     for row, (negatives, items) in enumerate(zip(drawn.tolist(), rows.items.tolist(), strict=True)):
         assert not set(negatives) & set(items[: int(rows.lengths[row]) + 1])
-    popularity = torch.bincount(rows.items[rows.known], minlength=50).double()
     share = torch.bincount(drawn.flatten(), minlength=50).double()
-    assert torch.corrcoef(torch.stack([popularity, share]))[0, 1] > 0.95
+    assert torch.corrcoef(torch.stack([popularity.double(), share]))[0, 1] > 0.95
     assert (share[popularity == 0] == 0).all()
-    assert torch.equal(drawn, draw_negatives(rows, 50, 100, torch.Generator().manual_seed(1)))
+    assert torch.equal(drawn, draw_negatives(rows, popularity, 100, torch.Generator().manual_seed(1)))
 
 
 def test_who_has_seen_everything_popular_gets_what_is_left_and_who_has_seen_all_is_refused():
     rows = Rows(torch.tensor([[0, 1, 2]]), torch.tensor([2]))
-    assert draw_negatives(rows, 5, 30, torch.Generator().manual_seed(0)).unique().tolist() == [3, 4]
+    known = torch.tensor([1, 1, 0, 0, 0])
+    assert draw_negatives(rows, known, 30, torch.Generator().manual_seed(0)).unique().tolist() == [3, 4]
     with pytest.raises(ValueError, match="must have items left to rank against, but user 0 knows all 3"):
-        draw_negatives(rows, 3, 30, torch.Generator())
+        draw_negatives(rows, known[:3], 30, torch.Generator())
+
+
+def test_what_was_cut_off_a_history_is_no_negative():
+    rows = Rows(
+        torch.tensor([[0, 1], [2, 3]]), torch.tensor([1, 1]), [torch.tensor([4, 5]), torch.tensor([])]
+    )
+    drawn = draw_negatives(rows, torch.ones(7), 200, torch.Generator().manual_seed(0))
+    assert [row.unique().tolist() for row in drawn] == [[2, 3, 6], [0, 1, 4, 5, 6]]
 
 
 def test_ranks_leave_out_history_and_count_ties_against_the_target():

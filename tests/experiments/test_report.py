@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, link_colours
-from taufree.experiments.recipe import find_recipe
+from taufree.experiments.recipe import find_recipe, recipe_names
 from taufree.experiments.recipes.digits import DigitsSettings
 from taufree.experiments.report import MOST, result_table, table_rows, write_report
 from taufree.experiments.run import Run
@@ -156,3 +156,18 @@ def test_links_have_colours_of_their_own(lines):
     colours = link_colours(lines)
     assert list(colours) == ["free", "0.1", "1", "calibrated", "learnable"]
     assert len(set(colours.values())) == 5
+
+
+def test_a_seed_that_stopped_early_leaves_the_mean_to_the_others(lines):
+    short, long = ([line for line in lines if line["link"] == "free" and line["seed"] == s] for s in (0, 1))
+    cut = [{**line, "curves": {**line["curves"], "loss": line["curves"]["loss"][:1]}} for line in short]
+    (trace,) = curve_figure([*cut, *long], {"loss": "solid"}, "loss").data
+    losses = [line["curves"]["loss"] for line in (*short, *long)]
+    assert list(trace.y) == pytest.approx([(losses[0][0] + losses[1][0]) / 2, losses[1][1]])
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_says_what_its_pairs_are(name):
+    task = find_recipe(name).task
+    assert "a positive pair" in task
+    assert "negative pairs" in task

@@ -71,7 +71,9 @@ def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
     runs = [Run("digits", link, seed, TINY) for seed in (0, 1) for link in ("free", "0.5")]
     path, log = tmp_path / "results.jsonl", io.StringIO()
     console = Console(file=log, width=200)
-    first = sweep(runs, tmp_path, console=console)
+    told = []
+    first = sweep(runs, tmp_path, console=console, tell=told.append)
+    assert told == first.lines
     assert (first.done, first.failed, first.interrupted) == (4, {}, False)
     assert {(line["link"], line["seed"]) for line in first.lines} == {(run.link, run.seed) for run in runs}
     assert log.getvalue().count(" s)\n") == 4
@@ -105,3 +107,5 @@ def test_lines_of_other_settings_stay_out_of_the_outcome(tmp_path):
     outcome = sweep([run], tmp_path, console=console)
     assert outcome.lines == [same, more]
     assert outcome.done == 1
+    longer = Run("digits", "free", 0, DigitsSettings(epochs=9, batch_size=128))
+    assert sweep([run, longer], tmp_path, console=console).lines == [same, more, other]

@@ -23,15 +23,13 @@ from torch_geometric.nn import LGConv  # isort: skip
 
 @dataclass(frozen=True)
 class Shape:
-    """The network's sizes and dropout probabilities."""
+    """The network's sizes; ``dropout`` is of the Transformer, of its attention and of the graphs' edges."""
 
     width: int = 64
     layers: int = 2
     heads: int = 2
     inner: int = 256
-    hidden_dropout: float = 0.5
-    attention_dropout: float = 0.5
-    edge_dropout: float = 0.5
+    dropout: float = 0.5
     nearest: int = 4
 
 
@@ -66,18 +64,17 @@ class DCRec(nn.Module):
 
     def __init__(self, data: Interactions, shape: Shape, *, mean: float, whole: bool) -> None:
         super().__init__()
-        self.mean, self.edge_dropout = mean, shape.edge_dropout
+        self.mean = mean
         longest = max(data.train.items.shape[1], data.test.items.shape[1]) - 1
         self.items = nn.Embedding(data.item_count + 1, shape.width, padding_idx=data.item_count)
         self.places = nn.Embedding(longest, shape.width)
         layer = nn.TransformerEncoderLayer(
-            shape.width, shape.heads, shape.inner, shape.hidden_dropout, "gelu", batch_first=True
+            shape.width, shape.heads, shape.inner, shape.dropout, "gelu", batch_first=True
         )
         layer.dropout = nn.Dropout(0.0)  # the public code has none inside the feed-forward part
-        layer.self_attn.dropout = shape.attention_dropout
         self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
         self.entry_norm, self.graph_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
-        self.dropout = nn.Dropout(shape.hidden_dropout)
+        self.dropout = nn.Dropout(shape.dropout)
         self.fusion = nn.Linear(shape.width, shape.width, bias=False)
         self.attention = nn.Linear(shape.width, 1, bias=False)
         self.spread = LGConv(normalize=False)
@@ -129,7 +126,7 @@ class DCRec(nn.Module):
     def _walk(self, edges: Tensor, weights: Tensor) -> Tensor:
         """[items, width]: norm(e + mean(e, Ae, AAe)) of the items' vectors e, for the graph A."""
         start = self.dropout(self.items.weight[:-1])
-        weights = dropout(weights, self.edge_dropout, self.training)
+        weights = dropout(weights, self.dropout.p, self.training)
         once = self.spread(start, edges, weights)
         twice = self.spread(once, edges, weights)
         found: Tensor = self.graph_norm(start + (start + once + twice) / 3)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
@@ -78,7 +79,7 @@ def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
 def curve_figure(
     lines: Sequence[Line], curves: dict[str, str], title: str, *, log: bool = False
 ) -> go.Figure:
-    """Curves of training, the mean over the seeds of each link.
+    """Curves of training, the mean over the seeds of each link that are still training.
 
     Args:
         curves: names of curves, each with the line style it is drawn in; links have the colours.
@@ -87,7 +88,8 @@ def curve_figure(
     fig = go.Figure()
     for link, colour in link_colours(lines).items():
         for number, (curve, dash) in enumerate(curves.items()):
-            mean = np.mean([line["curves"][curve] for line in lines if line["link"] == link], axis=0)
+            of_link = pd.DataFrame([line["curves"][curve] for line in lines if line["link"] == link])
+            mean = of_link.mean()  # where a shorter curve has ended, of the others
             fig.add_scatter(
                 x=list(range(1, len(mean) + 1)),
                 y=mean.tolist(),

@@ -7,6 +7,7 @@ of them become the targets of the training and of the test file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taufree.experiments.interactions import COLUMNS, SHOWN
+from taufree.experiments.interactions import COLUMNS, left_out
 
 try:
     import polars as pl
@@ -68,9 +69,13 @@ def build_sequences(
     frame, first = _read(log)
     given = (("user", user), ("item", item), ("time", time))
     names = [_column(frame, log, kind, name) for kind, name in given]
+    if any(frame[name].dtype.is_numeric() and frame[name].null_count() for name in names[:2]):
+        frame, first = _read(log, names[:2])  # the first ids were numbers, but others may not be
     frame = frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True))
+    frame = frame.with_columns(_moments(frame["time"], log))
     total = frame.height
     frame, notes = _without_gaps(frame, log, first)
+    _check_items(frame["item"], log)
     who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
     frame = frame.filter(pl.Series(k_core(who, what, core), dtype=pl.Boolean))
     rows = (
@@ -114,13 +119,17 @@ def k_core(user: NDArray[np.int64], item: NDArray[np.int64], k: int) -> NDArray[
     return mask
 
 
-def _read(log: Path) -> tuple[pl.DataFrame, int]:
-    """The log as it is, and the number of its first row's line; what cannot be read is null."""
-    if log.suffix == ".parquet":
-        return pl.read_parquet(log), 1
+def _read(log: Path, texts: Sequence[str] = ()) -> tuple[pl.DataFrame, int]:
+    """The log as it is, and the number of its first row's line; what cannot be read is null.
+
+    Args:
+        texts: columns of a CSV or TSV file that are no numbers, even if their first rows look so.
+    """
     options: dict[str, Any] = {"ignore_errors": True, "truncate_ragged_lines": True}
     old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
     try:
+        if log.suffix == ".parquet":
+            return pl.read_parquet(log), 1
         if log.suffix == ".dat":  # fields between two colons, which leave an empty column between each other
             table = pl.read_csv(log, separator=":", has_header=False, **options)
             names = dict(zip(table.columns[::2], old, strict=False))
@@ -128,7 +137,8 @@ def _read(log: Path) -> tuple[pl.DataFrame, int]:
         if log.suffix == ".data":
             return pl.read_csv(log, separator="\t", has_header=False, new_columns=old, **options), 1
         separator = "\t" if log.suffix == ".tsv" else ","
-        return pl.read_csv(log, separator=separator, **options), 2
+        kinds = dict.fromkeys(texts, pl.String)
+        return pl.read_csv(log, separator=separator, schema_overrides=kinds, **options), 2
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{log} cannot be read as a table: {str(error).splitlines()[0]}.") from error
 
@@ -142,11 +152,28 @@ def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:
     return str(found[0])
 
 
+def _moments(times: pl.Series, log: Path) -> pl.Series:
+    """The times, of which texts are read as dates: in the order of letters 9 would come after 10."""
+    there = times.drop_nulls()
+    if times.dtype != pl.String or there.is_empty():
+        return times
+    try:
+        return times.str.to_datetime(strict=False)
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(
+            f"{log} must have times that are numbers or dates such as 2024-01-31, got {there[0]!r}."
+        ) from error
+
+
+def _check_items(items: pl.Series, log: Path) -> None:
+    """Items are written with spaces between them, so that they can have none."""
+    if items.dtype == pl.String and len(torn := items.filter(items.str.contains(r"\s"))):
+        raise ValueError(f"{log} must have items without spaces in them for --item, got {torn[0]!r}.")
+
+
 def _without_gaps(frame: pl.DataFrame, log: Path, first: int) -> tuple[pl.DataFrame, tuple[str, ...]]:
     bad = frame.select(pl.any_horizontal(pl.all().is_null())).to_series()
     if not bad.any():
         return frame, ()
     lines = (bad.arg_true() + first).to_list()
-    shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
-    note = f"{len(lines)} of {frame.height} rows of {log} are malformed and left out: lines {shown}."
-    return frame.filter(~bad), (note,)
+    return frame.filter(~bad), (left_out(log, lines, frame.height),)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 COLUMNS = ("session_id:token", "item_id_list:token_seq", "item_id:token")
 SHOWN = 5
@@ -27,10 +28,12 @@ class Rows:
     Shape:
         items: [N, L + 1]; a history, its target after it, then the number of items, which is no item.
         lengths: [N], of the histories, each at least 1 and at most L.
+        older: a vector for each row, the items that its history had before and was cut down from; or none.
     """
 
     items: Tensor
     lengths: Tensor
+    older: Sequence[Tensor] = ()
 
     @property
     def targets(self) -> Tensor:
@@ -41,6 +44,16 @@ class Rows:
     def known(self) -> Tensor:
         """[N, L + 1] booleans, where ``items`` are of the history."""
         return torch.arange(self.items.shape[1]) < self.lengths[:, None]
+
+    def seen(self, index: Tensor) -> Tensor:
+        """[B, S], all items that some rows have had so far, older ones too, and their targets."""
+        items, end = self.items[index], self.lengths[index][:, None]
+        target = items.gather(1, end)  # also fills the place that shorter rows leave
+        items = items.where(torch.arange(items.shape[1]) < end, target)
+        if not self.older:
+            return items
+        older = pad_sequence([self.older[row] for row in index.tolist()], batch_first=True, padding_value=-1)
+        return torch.cat([items, older.where(older >= 0, target)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ def read_interactions(folder: Path, *, longest: int = 50, users: int = 0) -> Int
 
     Args:
         folder: holds one ``*.train.inter`` and one ``*.test.inter``.
-        longest: how many items a history has at most; the last ones are kept.
+        longest: how many items a history has at most; the last ones are kept, others are :attr:`Rows.older`.
         users: read so many users at most, those with the longest histories; 0 is all.
 
     Raises ValueError with one sentence where a file is missing, has other columns or no usable row. Rows
@@ -75,13 +88,11 @@ def read_interactions(folder: Path, *, longest: int = 50, users: int = 0) -> Int
     if 0 < users < len(test):
         chosen = {line.user for line in sorted(test, key=lambda line: -len(line.history))[:users]}
         train, test = ([line for line in lines if line.user in chosen] for lines in (train, test))
-    train, test = (
-        [line._replace(history=line.history[-longest:]) for line in lines] for lines in (train, test)
-    )
     number: dict[str, int] = {}
-    for token in chain(_tokens(train), _tokens(test)):
+    for token in chain(_tokens(train, longest), _tokens(test, longest)):
         number.setdefault(token, len(number))
-    return Interactions(_table(train, number), _table(test, number), len(number), tuple(notes))
+    train_rows, test_rows = (_table(lines, number, longest) for lines in (train, test))
+    return Interactions(train_rows, test_rows, len(number), tuple(notes))
 
 
 def _find(folder: Path, part: str) -> Path:
@@ -109,24 +120,36 @@ def _read(path: Path, notes: list[str]) -> list[_Line]:
             elif raw.strip():
                 bad.append(number)
     if bad:
-        lines = ", ".join(map(str, bad[:SHOWN])) + (", ..." if len(bad) > SHOWN else "")
-        notes.append(
-            f"{len(bad)} of {len(good) + len(bad)} rows of {path} are malformed and left out: {lines}."
-        )
+        notes.append(left_out(path, bad, len(good) + len(bad)))
     if not good:
         raise ValueError(f"{path} must hold rows of a user, a list of items and an item, found none.")
     return good
 
 
-def _tokens(lines: Iterable[_Line]) -> Iterable[str]:
-    return chain.from_iterable((*line.history, line.target) for line in lines)
+def left_out(path: Path, lines: Sequence[int], rows: int) -> str:
+    """The note about malformed rows.
+
+    >>> left_out(Path("log.csv"), [3, 5], 9)
+    '2 of 9 rows of log.csv are malformed and left out: lines 3, 5.'
+    """
+    shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
+    return f"{len(lines)} of {rows} rows of {path} are malformed and left out: lines {shown}."
 
 
-def _table(lines: Sequence[_Line], number: dict[str, int]) -> Rows:
+def _tokens(lines: Iterable[_Line], longest: int) -> Iterable[str]:
+    return chain.from_iterable((*line.history[-longest:], line.target) for line in lines)
+
+
+def _table(lines: Sequence[_Line], number: dict[str, int], longest: int) -> Rows:
     if not lines:
         raise ValueError("the training file must have rows of the test file's users, found none.")
     lengths = torch.tensor([len(line.history) for line in lines])
+    older: list[Tensor] = []
+    if lengths.max() > longest:
+        before = ([number[token] for token in line.history[:-longest] if token in number] for line in lines)
+        older = [torch.tensor(items, dtype=torch.long) for items in before]
+    lengths = lengths.clamp(max=longest)
     items = torch.full((len(lines), int(lengths.max()) + 1), len(number))
     filled = torch.arange(items.shape[1]) <= lengths[:, None]
-    items[filled] = torch.tensor([number[token] for token in _tokens(lines)])
-    return Rows(items, lengths)
+    items[filled] = torch.tensor([number[token] for token in _tokens(lines, longest)])
+    return Rows(items, lengths, older)

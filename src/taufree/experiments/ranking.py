@@ -8,47 +8,45 @@ from torch import Tensor
 from taufree.experiments.interactions import Rows
 
 TRIES = 50
+AT_ONCE = 1024
 CUTS = (1, 5, 10)
 
 
-def draw_negatives(rows: Rows, items: int, count: int, generator: torch.Generator) -> Tensor:
-    """Items [N, count] that are neither in a row's history nor its target, drawn by their popularity.
+def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Items [N, count] that a row's user has not had so far and that are not its target, drawn by popularity.
 
-    An item's popularity is how often it stands in the histories of ``rows``. Items may be drawn twice. A row
-    that has seen everything popular gets items that are drawn evenly from those it has not seen.
+    Items may be drawn twice. A row that has had everything popular gets items that are drawn evenly from the
+    others.
+
+    Args:
+        popularity: [items], how often each item is to be drawn, in comparison.
     """
-    popularity = torch.bincount(rows.items[rows.known], minlength=items).double()
-    steps = popularity.cumsum(0)
-    seen = rows.items.where(torch.arange(rows.items.shape[1]) <= rows.lengths[:, None], items)
+    steps, items = popularity.double().cumsum(0), len(popularity)
 
     def fresh(number: int) -> Tensor:
         place = torch.rand(number, dtype=torch.float64, generator=generator) * steps[-1]
         return torch.searchsorted(steps, place, right=True)
 
-    drawn = fresh(len(seen) * count).view(-1, count)
-    open_rows = torch.arange(len(seen))
-    for _ in range(TRIES):
-        bad = _among(drawn[open_rows], seen[open_rows])
-        still = bad.any(1)
-        open_rows, bad = open_rows[still], bad[still]
-        if not len(open_rows):
-            return drawn
-        part = drawn[open_rows]
-        part[bad] = fresh(int(bad.sum()))
-        drawn[open_rows] = part
-    for row in open_rows.tolist():
-        unseen = torch.ones(items + 1, dtype=torch.bool).scatter(0, seen[row], False)[:-1].nonzero().flatten()
-        if not len(unseen):
-            raise ValueError(
-                f"a user must have items left to rank against, but user {row} knows all {items}."
-            )
-        drawn[row] = unseen[torch.randint(len(unseen), (count,), generator=generator)]
-    return drawn
-
-
-def _among(drawn: Tensor, seen: Tensor, chunk: int = 1024) -> Tensor:
-    parts = zip(torch.split(drawn, chunk), torch.split(seen, chunk), strict=True)
-    return torch.cat([(a[:, :, None] == b[:, None, :]).any(-1) for a, b in parts])
+    found = []
+    for index in torch.split(torch.arange(len(rows.lengths)), AT_ONCE):
+        seen, drawn = rows.seen(index), fresh(len(index) * count).view(-1, count)
+        pairs = items * torch.arange(len(index))[:, None]  # of a row and an item, one number each
+        row, column = torch.isin(pairs + drawn, pairs + seen).nonzero(as_tuple=True)
+        for _ in range(TRIES):
+            drawn[row, column] = again = fresh(len(row))
+            bad = torch.isin(pairs[row, 0] + again, pairs + seen)
+            row, column = row[bad], column[bad]
+            if not len(row):
+                break
+        for full in torch.unique(row).tolist():
+            left = torch.ones(items, dtype=torch.bool).index_fill(0, seen[full], False).nonzero().flatten()
+            if not len(left):
+                raise ValueError(
+                    f"a user must have items left to rank against, but user {index[full]} knows all {items}."
+                )
+            drawn[full] = left[torch.randint(len(left), (count,), generator=generator)]
+        found.append(drawn)
+    return torch.cat(found)
 
 
 def ranks(scores: Tensor, targets: Tensor, negatives: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,15 +74,15 @@ class Recipe(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     """What is trained on what, in a few words, for the head of the report."""
+    task: ClassVar[str] = (
+        "The network learns without labels: two randomly changed copies of the same example (a positive "
+        "pair) should get similar vectors, copies of different examples (negative pairs) should not."
+    )
+    """What the network learns and what its pairs are, for a reader of the report who is new to it."""
     settings_type: ClassVar[type[Settings]] = Settings
     metrics: ClassVar[dict[str, str]]
     """Each metric of :meth:`evaluate` and :meth:`follow` and how it is measured, in one sentence; higher is
     better."""
-    pairs: ClassVar[str] = (
-        "The network learns without labels: two randomly changed copies of the same example (a positive "
-        "pair) should get similar vectors, copies of different examples (negative pairs) should not."
-    )
-    """Who is compared with whom, in a sentence for a reader of the report."""
     presets: ClassVar[Mapping[str, Preset]]
     """At least "full", the recipe as it is meant, and "quick", a look at it in a minute."""
     static: ClassVar[bool] = False

@@ -64,12 +64,12 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         "everything else being equal.",
     )
     page.text(
-        f"{recipe.pairs} "
+        f"{recipe.task} "
         "Similarity is the cosine of the two vectors, between -1 and 1. Before the loss compares the "
         "pairs, a link turns each cosine into a score. The usual link divides by a temperature tau, a "
         "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
-        "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, the "
-        "calibrated one stretches the free link by a gain that it measures on the negative pairs."
+        "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, "
+        "the calibrated one stretches the free link by a gain that it measures on the negative pairs."
     )
     rows, stressed = result_table(lines)
     page.heading("Results")

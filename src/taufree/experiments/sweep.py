@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from taufree.experiments import ranks
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.link_names import describe
 from taufree.experiments.results import Line, Results, line_key
-from taufree.experiments.run import BadInputError, Run
+from taufree.experiments.run import BadInputError, Run, run_key
 from taufree.experiments.workers import Event, work
 
 
@@ -39,15 +39,24 @@ class Outcome:
     interrupted: bool
 
 
-def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, every: float = 30.0) -> Outcome:
+def sweep(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    jobs: int = 1,
+    console: Console,
+    every: float = 30.0,
+    tell: Callable[[Line], None] = lambda line: None,
+) -> Outcome:
     """Do the runs that are not in ``out/results.jsonl`` yet; other ranks than the first only help with them.
 
     Args:
-        runs: runs of one recipe with the same settings.
+        runs: of any recipes and settings; workers go on from one to the next.
         out: the folder of the results and, until a run is done, of its checkpoint.
         jobs: how many runs train at the same time; they share the cores evenly.
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
+        tell: called with each run's line as soon as it is there.
     """
     if ranks.rank():
         return _help(runs, out / "checkpoints", every)
@@ -74,6 +83,7 @@ def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, ev
                         raise BadInputError(event.value)
                     if event.kind == "done":
                         results.append(event.value)
+                        tell(event.value)
                         Checkpoint(checkpoints / event.run.slug).remove()
                     if event.kind in ("failed", "broken"):
                         failed[event.run] = event.value
@@ -82,8 +92,8 @@ def sweep(runs: Sequence[Run], out: Path, *, jobs: int = 1, console: Console, ev
             interrupted = True
         if checkpoints.is_dir() and not any(checkpoints.iterdir()):
             shutil.rmtree(checkpoints)
-        settings = [(run.recipe, run.recorded_settings) for run in runs[:1]]
-        lines = [line for line in results.read() if (line["recipe"], line["settings"]) in settings]
+        kinds = {run_key(run.recipe, "", 0, run.recorded_settings) for run in runs}
+        lines = [line for line in results.read() if run_key(line["recipe"], "", 0, line["settings"]) in kinds]
     asked = {run.key for run in runs}
     return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted)
 

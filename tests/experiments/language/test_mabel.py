@@ -136,7 +136,7 @@ def test_gradients_are_cut_to_length_1(data, folder):
 
 
 def test_what_cannot_be_trained_is_refused_in_a_sentence(data, folder, headless):
-    for wrong in ("cold", "learnable", "-1", "0.050", "0.05,0.1"):
+    for wrong in ("cold", "learnable", "calibrated", "-1", "0.050", "0.05,0.1"):
         with pytest.raises(ValueError, match="alignment must be same, free or a temperature"):
             MabelSettings(alignment=wrong)
     with pytest.raises(ValueError, match="batch_size must be at most 16"):

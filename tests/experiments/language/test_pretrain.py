@@ -70,6 +70,8 @@ def test_interrupted_it_goes_on_to_the_same_end(data, headless, tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         pretrain(str(headless), data, tmp_path / "parts", SETTINGS, precision=precision, watch=stop)
     assert (tmp_path / "parts" / "checkpoint" / "epoch-2").is_dir()
+    with pytest.raises(ValueError, match="holds a model trained otherwise"):
+        pretrain(str(headless), data, tmp_path / "parts", PretrainSettings(epochs=9), precision=precision)
     parts = pretrain(str(headless), data, tmp_path / "parts", SETTINGS, precision=precision)
     assert (parts["before"], parts["after"]) == (whole["before"], whole["after"])
     first, second = (load_masked_lm(str(tmp_path / name))[0].state_dict() for name in ("whole", "parts"))

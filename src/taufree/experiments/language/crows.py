@@ -47,8 +47,8 @@ def crows_pairs(
     """
     questions: list[Question] = []
     kept: list[tuple[Row, list[range]]] = []
-    for row in pairs:
-        both: list[list[int]] = [tokenizer(row[side])["input_ids"] for side in SIDES]
+    more, less = (tokenizer([row[side] for row in pairs])["input_ids"] for side in SIDES)
+    for row, *both in zip(pairs, more, less, strict=True):
         places = differing(*both)
         if all(places):
             spans = []

@@ -108,8 +108,7 @@ def pretrain(
     record = out / RECORD
     if record.is_file():
         there: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
-        if {name: there[name] for name in asked} != asked:
-            raise ValueError(f"out must be a folder of its own, but {out} holds a model trained otherwise.")
+        _check_same(asked, there, out)
         return there
     started = time.monotonic()
     tokenizer = load_tokenizer(model)
@@ -137,8 +136,14 @@ def pretrain(
     checkpoint = Checkpoint(out / "checkpoint")
     state = checkpoint.load(weights)
     if state is None:
-        state = {"epoch": 0, "seconds": 0.0, "before": perplexity(wrapped, tokenizer, test, settings.tokens)}
+        state = {
+            **asked,
+            "epoch": 0,
+            "seconds": 0.0,
+            "before": perplexity(wrapped, tokenizer, test, settings.tokens),
+        }
     else:
+        _check_same(asked, state, out)
         for name, part in parts.items():
             part.load_state_dict(state["parts"][name])
     started -= state["seconds"]
@@ -152,10 +157,15 @@ def pretrain(
             loss = _loss(wrapped, tokens.take(rows), tokenizer, draws)
             optimizer.zero_grad()
             fabric.backward(loss)
-            fabric.clip_gradients(wrapped, wrapped_optimizer, max_norm=1.0)
+            # No error where float16 overflows: its scale shrinks, and the step is left out.
+            fabric.clip_gradients(wrapped, wrapped_optimizer, max_norm=1.0, error_if_nonfinite=False)
             wrapped_optimizer.step()
             schedule.step()
             watch(epoch * (total // settings.epochs) + number + 1, total)
+        if not loss.isfinite():
+            raise ValueError(
+                f"the loss became {loss.item()} in epoch {epoch + 1}; a lower learning rate may help."
+            )
         last = epoch + 1 == settings.epochs
         if last or time.monotonic() - saved > EVERY:
             state |= {"epoch": epoch + 1, "seconds": time.monotonic() - started}
@@ -180,6 +190,11 @@ def pretrain(
     write_whole(record, json.dumps(found, indent=1) + "\n")
     shutil.rmtree(out / "checkpoint")
     return found
+
+
+def _check_same(asked: dict[str, Any], there: dict[str, Any], out: Path) -> None:
+    if any(there[name] != value for name, value in asked.items()):
+        raise ValueError(f"out must be a folder of its own, but {out} holds a model trained otherwise.")
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -76,13 +76,13 @@ def stereoset(
     """
     questions: list[Question] = []
     parts: list[range] = []
-    for row in examples:
-        context = row["context"].replace("BLANK", tokenizer.mask_token)
-        ids: list[int] = tokenizer(context)["input_ids"]
+    contexts = [row["context"].replace("BLANK", tokenizer.mask_token) for row in examples]
+    # The space makes a word's beginning of it, where a tokenizer tells the difference.
+    fillings = [" " + row[kind] for row in examples for kind in KINDS]
+    words: list[list[int]] = tokenizer(fillings, add_special_tokens=False)["input_ids"]
+    for context, ids in enumerate(tokenizer(contexts)["input_ids"]):
         blank = ids.index(tokenizer.mask_token_id)
-        for kind in KINDS:
-            # The space makes a word's beginning of it, where a tokenizer tells the difference.
-            word: list[int] = tokenizer(" " + row[kind], add_special_tokens=False)["input_ids"]
+        for word in words[3 * context : 3 * context + 3]:
             parts.append(range(len(questions), len(questions) + len(word)))
             for number, token in enumerate(word):
                 before = [*word[:number], tokenizer.mask_token_id]

@@ -52,6 +52,11 @@ class CiteSeerSettings(Settings):
 class CiteSeer(Recipe):
     name = "citeseer"
     title = "GRACE on the citation graph CiteSeer"
+    task = (
+        "The network learns without labels: a node should get similar vectors (a positive pair) in two "
+        "copies of the graph, each without some edges and features, and different nodes "
+        "(negative pairs) should not."
+    )
     settings_type = CiteSeerSettings
     metrics: ClassVar = {
         "micro": "% of the test nodes (2,663, a true 10/10/80 split) that a linear probe gets right",

@@ -20,13 +20,12 @@ from taufree import Link, info_nce
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
 from taufree.experiments.interactions import read_interactions
 from taufree.experiments.observation import observe_pairs
-from taufree.experiments.ranking import draw_negatives, figures, ranks
+from taufree.experiments.ranking import AT_ONCE, draw_negatives, figures, ranks
 from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
 
 NAMED = ("beauty", "reddit")
 PROTOCOLS = ("validation", "public")
 NEGATIVES = 100
-AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,12 @@ class DCRecSettings(BatchSettings):
 class Recommendation(Recipe):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
-    settings_type = DCRecSettings
-    pairs = (
-        "Beside ranking items the network compares views: what it reads from a user's history and what a "
-        "graph says of the last item in it (a positive pair) should get similar vectors, a history and the "
-        "last item of another one (a negative pair) should not."
+    task = (
+        "The network learns which item a user takes next, by a loss of its own. Beside it, a user's last "
+        "item should get similar vectors (a positive pair) from the user's history and from a graph of "
+        "items, and last items of different users (negative pairs) should not."
     )
+    settings_type = DCRecSettings
     metrics: ClassVar = {
         "hr1": f"% of users whose test item is ranked first among {NEGATIVES} others, drawn by popularity",
         "hr5": "% whose test item is among the first 5 there",
@@ -122,9 +121,10 @@ class Recommendation(Recipe):
                 "as the public code does: its figures flatter every link, and are for comparison alone."
             )
         draw = torch.Generator().manual_seed(0)  # the same negatives for every run
+        train = self.data.train
+        popularity = torch.bincount(train.items[train.known], minlength=self.data.item_count)
         self.negatives = {
-            part: draw_negatives(rows, self.data.item_count, NEGATIVES, draw)
-            for part, rows in self.parts.items()
+            part: draw_negatives(rows, popularity, NEGATIVES, draw) for part, rows in self.parts.items()
         }
         lengths = self.data.train.lengths
         self.samples = int(lengths.sum() if chosen.protocol == "public" else (lengths - 1).sum())
@@ -158,9 +158,7 @@ class Recommendation(Recipe):
 
     def model(self) -> nn.Module:
         chosen = self.settings
-        shape = Shape(
-            hidden_dropout=chosen.dropout, attention_dropout=chosen.dropout, edge_dropout=chosen.dropout
-        )
+        shape = Shape(dropout=chosen.dropout)
         model = DCRec(self.data, shape, mean=chosen.mean, whole=chosen.protocol == "public")
         # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
         model.register_buffer("chosen", _flat(model).clone())
@@ -223,9 +221,9 @@ class Recommendation(Recipe):
         found: list[tuple[Tensor, Tensor]] = []
         for index in torch.split(self.judged[part], AT_ONCE):
             out: Output = model(index, part)
-            seen = rows.items[index].where(rows.known[index], rows.targets[index][:, None])
             device = out.scores.device
-            found.append(ranks(out.scores, out.targets, negatives[index.to(device)], seen.to(device)))
+            seen = rows.seen(index).to(device)
+            found.append(ranks(out.scores, out.targets, negatives[index.to(device)], seen))
         sampled, full = (torch.cat(rank) for rank in zip(*found, strict=True))
         return {**figures(sampled), **{f"full_{name}": value for name, value in figures(full).items()}}
 

@@ -31,7 +31,7 @@ from taufree.experiments.language.stereoset import (
     stereoset_summary,
 )
 from taufree.experiments.language.tokens import logits_at, mask
-from taufree.experiments.link_names import make_link, parse_links
+from taufree.experiments.link_names import make_link, parse_links, temperature_of
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.recipe import Preset, Step
 
@@ -59,7 +59,9 @@ class MabelSettings(LanguageSettings):
         super().__post_init__()
         if self.alignment != "same":
             try:
-                right = parse_links(self.alignment) == (self.alignment,) and self.alignment != "learnable"
+                right = parse_links(self.alignment) == (self.alignment,)
+                # The others change while they are trained, and here nothing would train them.
+                right = right and (self.alignment == "free" or temperature_of(self.alignment) is not None)
             except ValueError:
                 right = False
             if not right:
@@ -94,12 +96,12 @@ class Debiased(nn.Module):
 class Mabel(FineTuning):
     name = "mabel"
     title = "MABEL on gender-swapped entailment pairs"
-    settings_type = MabelSettings
-    pairs = (
-        "Beside predicting masked words the network compares sentences: a premise and the hypothesis that "
-        "follows from it (a positive pair) should get similar vectors, a premise and the hypothesis of "
-        "another one (a negative pair) should not."
+    task = (
+        "A masked language model is trained on pairs of sentences, of which the second follows from the "
+        "first, and on copies of them with he and she, man and woman swapped. The two sentences of a pair (a "
+        "positive pair) should get similar vectors, those of different pairs (negative pairs) should not."
     )
+    settings_type = MabelSettings
     metrics: ClassVar = {
         "icat": "StereoSet's idealised score for gender: lm times balance",
         "lm": "% of comparisons in StereoSet's gender contexts in which a meaningful word is likelier than "

@@ -72,6 +72,12 @@ class MSCSettings(ViewSettings):
 class MSC(ImageRecipe):
     name = "msc"
     title = "MSC, anomaly detection"
+    task = (
+        "The network, trained on ImageNet before, sees normal images alone: two randomly changed copies of "
+        "the same one (a positive pair) should lie in similar directions from the centre of all of them, "
+        "copies of different ones (negative pairs) should not. An image far from all normal ones is an "
+        "anomaly."
+    )
     settings_type = MSCSettings
     metrics: ClassVar = {
         "auc": "ROC-AUC in %, how often a test image that is not normal scores higher than one that is",

@@ -54,11 +54,11 @@ class Encoder(nn.Module):
 class Sentences(FineTuning):
     name = "sentences"
     title = "sentence vectors from SNLI's entailment pairs"
-    settings_type = SentencesSettings
-    pairs = (
-        "A sentence and one that follows from it (a positive pair) should get similar vectors, sentences of "
-        "different pairs (negative pairs) should not."
+    task = (
+        "The network learns from pairs of sentences, of which the second follows from the first (a positive "
+        "pair): they should get similar vectors, sentences of different pairs (negative pairs) should not."
     )
+    settings_type = SentencesSettings
     metrics: ClassVar = {
         "test": "100 times Spearman's correlation of cosines with people's judgement, STS-B's test part",
         "dev": "the same for its development part, by which nothing is chosen here",
