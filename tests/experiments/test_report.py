@@ -80,6 +80,12 @@ def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(
     assert rows["learnable tau"] == f"ended at tau {statistics.mean(ended):.3f}"
 
 
+def test_a_temperature_that_is_best_by_many_metrics_has_them_counted(lines):
+    many = [{**line, "metrics": {f"m{i}": line["metrics"]["knn"] for i in range(5)}} for line in lines]
+    notes = [row["note"] for row in table_rows(many)]
+    assert notes.count("best tau: 5 of 5 metrics") == 1
+
+
 def test_the_accuracy_figure_holds_the_means(lines):
     traces = {trace.name: trace for trace in accuracy_figure(lines, "knn").data}
     mean = {

@@ -33,7 +33,7 @@ table{{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric
 figcaption{{font-size:.88rem;color:#52606d}}
 th,td{{padding:.45rem .6rem;text-align:left;border-bottom:1px solid #e4e7eb;vertical-align:top}}
 th{{background:#f5f7fa;font-weight:600;min-width:3rem;vertical-align:bottom}}
-th:first-child{{min-width:7rem}}
+th:first-child{{min-width:7rem}}th:last-child{{min-width:11rem}}
 .number{{text-align:right}}
 td.number{{white-space:nowrap}}
 tr.highlight td{{background:#fff7e0;font-weight:600}}

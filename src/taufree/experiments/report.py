@@ -17,6 +17,9 @@ from taufree.experiments.results import Line
 from taufree.experiments.run import run_slug
 from taufree.experiments.summary import best_temperature, free_against_best, spreads
 
+NAMED = 4
+"""Metrics that a row of the table can name; more are counted."""
+
 
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
@@ -26,7 +29,8 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     rows = []
     for link, of_link in found.items():
         leads = [metric for metric in metrics if best[metric] == link]
-        note = f"best tau: {', '.join(leads)}" if leads else ""
+        named = ", ".join(leads) if len(leads) <= NAMED else f"{len(leads)} of {len(metrics)} metrics"
+        note = f"best tau: {named}" if leads else ""
         if link == "free":
             note = "no temperature"
         elif link == "calibrated":
@@ -125,9 +129,9 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
     page.figure(
         curve_figure(lines, {"positive_cosine": "solid", "negative_cosine": "dot"}, "mean cosine"),
         id="cosines",
-        caption="Mean cosine of positive pairs (solid) and of negative pairs (dotted). At first all "
-        "vectors point much the same way; training pulls negatives down towards 0 (unrelated) "
-        "and keeps positives up.",
+        caption="Mean cosine of positive pairs (solid) and of negative pairs (dotted). Where both are near 1, "
+        "all vectors point much the same way; training pulls negatives down towards 0 (unrelated) and keeps "
+        "positives up.",
     )
     if all("effective_dimension" in line["curves"] for line in lines):
         page.figure(
