@@ -103,7 +103,7 @@ def test_the_page_says_what_the_recipe_compares(lines, tmp_path):
     page = write_report(
         [{**line, "recipe": "sentences", "metrics": metrics} for line in lines], tmp_path / "report.html"
     ).read_text()
-    assert "A sentence and one that follows from it" in page
+    assert "pairs of sentences, of which the second follows from the first" in page
     assert copies not in page
 
 

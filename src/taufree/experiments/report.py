@@ -132,9 +132,9 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
     page.figure(
         curve_figure(lines, {"positive_cosine": "solid", "negative_cosine": "dot"}, "mean cosine"),
         id="cosines",
-        caption="Mean cosine of positive pairs (solid) and of negative pairs (dotted). Often all "
-        "vectors point much the same way at first; training pulls negatives down towards 0 "
-        "(unrelated) and keeps positives up.",
+        caption="Mean cosine of positive pairs (solid) and negative pairs (dotted). Where both are near 1, "
+        "all vectors point much the same way; training pulls negatives down towards 0 (unrelated) and keeps "
+        "positives up.",
     )
     if all("effective_dimension" in line["curves"] for line in lines):
         page.figure(

@@ -81,9 +81,8 @@ def train(
     while training.epoch < run.settings.epochs and not recipe.enough(training.curves):
         loss = training.train_epoch()
         training.seconds = time.monotonic() - started
-        # The last epoch of a long run is always kept, as an evaluation may be long.
-        waited = training.seconds if training.epoch == run.settings.epochs else time.monotonic() - saved
-        if waited >= every:
+        # The last epoch is always kept, as an evaluation may be long.
+        if time.monotonic() - saved >= every or training.epoch == run.settings.epochs:
             training.save(checkpoint)
             saved = time.monotonic()
         watch(training.epoch, loss)
