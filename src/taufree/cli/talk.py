@@ -32,7 +32,9 @@ def refuse(reason: object) -> NoReturn:
     """End with one sentence and the exit code of bad input."""
     import typer
 
-    raise typer.Exit(complain(" ".join(str(reason).split()).rstrip(".") + "."))
+    sentence = " ".join(str(reason).split())
+    # A command at the end, to be copied, has no full stop.
+    raise typer.Exit(complain(sentence if sentence.endswith((".", '"')) else f"{sentence}."))
 
 
 def complain(sentence: str) -> int:

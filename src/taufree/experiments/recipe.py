@@ -97,6 +97,11 @@ class Recipe(ABC):
     gpu_precision: ClassVar[str] = "32-true"
     """The precision on a CUDA device, if the user names none."""
 
+    @classmethod
+    def own_data(cls, data: Path) -> bool:
+        """Whether a folder holds data of the user's own: runs on another folder are then other runs."""
+        return False
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.notes: list[str] = []

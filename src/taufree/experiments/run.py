@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from taufree.experiments.recipe import Settings
+from taufree.experiments.recipe import Settings, find_recipe
 
 
 class BadInputError(ValueError):
@@ -17,7 +17,7 @@ class BadInputError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A row of the results before it is there; the first four fields and the precision tell runs apart."""
+    """A row of the results before it is there; :attr:`recorded_settings`, link and seed tell runs apart."""
 
     recipe: str
     link: str
@@ -29,8 +29,11 @@ class Run:
 
     @property
     def recorded_settings(self) -> dict[str, Any]:
-        """The settings as they stand in the results; the precision is one of them."""
-        return {**asdict(self.settings), "precision": self.precision}
+        """The settings as they stand in the results, with the precision, and the folder if it matters."""
+        recorded = {**asdict(self.settings), "precision": self.precision}
+        if self.data is not None and find_recipe(self.recipe).own_data(self.data):
+            recorded["data"] = str(self.data.resolve())
+        return recorded
 
     @property
     def key(self) -> str:

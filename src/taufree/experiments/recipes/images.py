@@ -18,6 +18,10 @@ class FolderOfImages(SimCLR):
     name = "images"
     title = "SimCLR on a folder of images"
 
+    @classmethod
+    def own_data(cls, data: Path) -> bool:
+        return True
+
     def find(self, data: Path | None) -> Images:
         if data is None:
             raise ValueError("the recipe images needs --data FOLDER, a folder with a folder for each class.")

@@ -113,9 +113,13 @@ class MSC(ImageRecipe):
                 f"the {len(tested)} test images must be normal and anomalous ones, but are all of one kind."
             )
 
+    @classmethod
+    def own_data(cls, data: Path) -> bool:
+        return not (data / "cifar10.npz").is_file()
+
     def find(self, data: Path | None) -> Images:
         chosen = self.settings
-        if data is None or (data / "cifar10.npz").is_file():
+        if data is None or not self.own_data(data):
             return self._find_cifar10(data)
         listing = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
         if chosen.subset:
