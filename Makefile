@@ -7,8 +7,8 @@ BIN := .venv/bin
 demo: .venv/cli
 	$(BIN)/taufree run digits --out runs/digits
 
-test: .venv/test
-	$(BIN)/python -m pytest
+test: .venv/test  # two processes of one thread each, for most tests use no more
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/test
 	$(BIN)/ruff check .
