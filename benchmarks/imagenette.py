@@ -4,24 +4,23 @@
     python benchmarks/imagenette.py --table                 # table and picture of docs/images.md again
     python benchmarks/imagenette.py --speed [--data FOLDER] # images per second; noise for want of a folder
 
-Writes benchmarks/results/imagenette.jsonl, the raw lines with every twentieth epoch of their curves, and
-docs/figures/imagenette.png from those of 200 epochs; --speed writes benchmarks/results/imagenette-speed.json.
+Writes benchmarks/results/imagenette.jsonl, the raw line of each run when it ends, with every twentieth epoch
+of its curves, and docs/figures/imagenette.png from those of 200 epochs; --speed writes
+benchmarks/results/imagenette-speed.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import torch
-from lines import EVERY, read, thinned
+from lines import EVERY, complete, head, read, row, stopping, thinned
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from rich.console import Console
 from speed import epoch_seconds, part_seconds, seconds, write
 
 from taufree.experiments.augment import Parameters
@@ -33,7 +32,6 @@ from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
 from taufree.experiments.summary import best_temperature, free_against_best, spreads
-from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,33 +48,24 @@ LIGHTLY = {("0.5", 200): "83.5", ("0.5", 800): "88.9"}
 HEAD = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "seeds", "minutes a run")
 
 
-def train(chosen: argparse.Namespace, device: str, precision: str) -> list[dict]:
-    """The lines of all runs with these settings."""
+def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
+    """Do the runs that the results lack, as long as the time allows."""
     settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
     runs = [
         Run("imagenette", link, seed, settings, precision, device, chosen.data)
         for seed in range(chosen.seeds)
         for link in parse_links(chosen.links)
     ]
-    outcome = sweep(runs, chosen.runs, jobs=chosen.jobs, console=Console(stderr=True))
-    for run, reason in outcome.failed.items():
-        print(f"{describe(run.link)}, seed {run.seed} failed: {reason}")
-    return outcome.lines
-
-
-def merged(path: Path, lines: list[dict]) -> list[dict]:
-    """The lines in the file and the new ones, which replace those of the same runs."""
-    old = read(path)
-
-    def key(line: dict) -> str:
-        return json.dumps([line["link"], line["seed"], line["settings"]], sort_keys=True)
-
-    return list({key(line): line for line in [*old, *map(thinned, lines)]}.values())
+    try:
+        with stopping(chosen.seconds):
+            complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned)
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.")
 
 
 def table(lines: list[dict]) -> None:
     """Markdown: a row for each link and number of epochs, then free minus the best temperature."""
-    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    head(*HEAD)
     by_epochs = {
         epochs: [line for line in lines if line["settings"]["epochs"] == epochs]
         for epochs in sorted({line["settings"]["epochs"] for line in lines})
@@ -86,7 +75,7 @@ def table(lines: list[dict]) -> None:
             minutes = mean(line["seconds"] for line in part if line["link"] == link) / 60
             cells = [describe(link), str(epochs), *(str(found[name]) for name in Imagenette.metrics)]
             cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
-            print("| " + " | ".join([*cells, str(found["knn"].seeds), f"{minutes:.1f}"]) + " |")
+            row(*cells, str(found["knn"].seeds), f"{minutes:.1f}")
     for epochs, part in by_epochs.items():
         for gap in free_against_best(part):
             print(f"\n- {epochs} epochs, {gap}", end="")
@@ -170,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=ImageSettings.epochs)
     parser.add_argument("--batch-size", type=int, default=ImageSettings.batch_size)
+    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
@@ -189,8 +179,7 @@ def main() -> None:
         speed(chosen, device, precision)
         return
     if not chosen.table:
-        lines = merged(chosen.results, train(chosen, device, precision))
-        chosen.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        train(chosen, device, precision)
     lines = read(chosen.results)
     table(lines)
     if short := [line for line in lines if line["settings"]["epochs"] == 200]:
