@@ -11,6 +11,7 @@ are what is tested. Exit code 1 on a mismatch. Without a GPU it is a rehearsal o
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import itertools
 import os
@@ -116,6 +117,9 @@ def check(rank: int, world: int) -> int:
 def main() -> int:
     if "RANK" in os.environ:
         return int(check(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) > 0)
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     # At the same time, since most of it is compiling kernels.
     begun = [

@@ -58,8 +58,10 @@ def test_a_size_alone_takes_the_width_of_the_first_batch():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="must be a positive number, got 0"):
+    with pytest.raises(ValueError, match=r"^temperature must be a positive number, got 0"):
         NTXentLoss(temperature=0)
+    with pytest.raises(ValueError, match=r"^sigma must be a positive number, got 0"):
+        DCLWLoss(sigma=0)
     with pytest.raises(ValueError, match="non-negative"):
         NTXentLoss(memory_bank_size=-1)
 

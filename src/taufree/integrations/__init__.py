@@ -59,9 +59,19 @@ def temperature_free(loss: _T) -> _T:
     )
 
 
-def link_of(temperature: float | None) -> Link:
-    """The link that a library's argument ``temperature`` stands for: None is the log-odds."""
-    return LogOdds() if temperature is None else Temperature(temperature)
+def link_of(temperature: float | None, name: str = "temperature") -> Link:
+    """The link that a library's argument ``temperature`` stands for: None is the log-odds.
+
+    >>> link_of(0)
+    Traceback (most recent call last):
+    ValueError: temperature must be a positive number, got 0.
+    """
+    if temperature is None:
+        return LogOdds()
+    try:
+        return Temperature(temperature)
+    except (TypeError, ValueError) as error:  # says tau, which the user has not written
+        raise type(error)(str(error).replace("tau", name, 1)) from None
 
 
 def decoupled(losses: Tensor) -> Tensor:

@@ -118,6 +118,8 @@ class DCLWLoss(DCLLoss):
     def __init__(
         self, temperature: float | None = None, sigma: float = 0.5, gather_distributed: bool = False
     ) -> None:
+        if not sigma > 0:
+            raise ValueError(f"sigma must be a positive number, got {sigma}.")
         weight_fn = original.DCLWLoss(sigma=sigma).weight_fn
         super().__init__(temperature, weight_fn, gather_distributed)
 

@@ -32,7 +32,7 @@ class InfoNCE(original.InfoNCE):
     """
 
     def __init__(self, tau: float | None = None) -> None:
-        link_of(tau)
+        link_of(tau, "tau")
         super().__init__(tau)
 
     def compute(
