@@ -1,13 +1,13 @@
 """Does one default without any setting keep up with the best tuned temperature everywhere?
 
     python benchmarks/calibration.py --data FOLDER --tasks digits,citeseer --jobs 2
-    python benchmarks/calibration.py --data FOLDER --tasks imagenette --limit 540   # as often as it takes
+    python benchmarks/calibration.py --data FOLDER --tasks imagenette --seconds 540   # as often as it takes
     python benchmarks/calibration.py --tasks "alternatives on digits" --jobs 2      # other ways to a gain
     python benchmarks/calibration.py --table                                        # docs/calibration.md
     python benchmarks/calibration.py --cost                                         # what measuring costs
 
 Writes one line for each run to benchmarks/results/calibration.jsonl, with every twentieth epoch of its
-curves, and does no run again that is there. After --limit seconds it stops in good order; a run under way
+curves, and does no run again that is there. After --seconds it stops in good order; a run under way
 goes on from its checkpoint in --runs, if that is still there.
 
 A run has collapsed if it is not at least a point better than the same network before training, or if its loss
@@ -17,7 +17,6 @@ was not finite.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,8 +25,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from lines import read, stopping, thinned
-from rich.console import Console
+from lines import append, complete, read, stopping, thinned
 from torch.utils.benchmark import Timer
 
 from taufree import CalibratedLogOdds, InfoNCE, LogOdds
@@ -41,7 +39,6 @@ from taufree.experiments.run import Run, run_key
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
 from taufree.experiments.summary import Difference, best_temperature, difference, spreads
-from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 LINKS = ("0.05", "0.1", "0.25", "0.5", "1", "learnable", "free", "gain=2", "calibrated")
@@ -87,11 +84,6 @@ TASKS = {
 }
 
 
-def append(path: Path, task: str, lines: list[dict]) -> None:
-    with path.open("a") as file:
-        file.writelines(json.dumps({"task": task, **line}) + "\n" for line in lines)
-
-
 def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
     task = TASKS[name]
     device = choose_device(chosen.device, "32-true")
@@ -124,17 +116,12 @@ def train(name: str, chosen: argparse.Namespace) -> None:
     begun = {(line["recipe"], line["seed"]) for line in there if line["link"] == UNTRAINED}
     for run in runs[:: len(task.links)]:
         if (run.recipe, run.seed) not in begun:
-            append(chosen.results, name, [untrained(run, task.metric)])
-    done = {line_key(line) for line in there}
-    missing = [run for run in runs if run.key not in done]
-    if not missing:
-        return
-    outcome = sweep(missing, chosen.runs / name, jobs=chosen.jobs, console=Console(stderr=True))
-    asked = {run.key for run in missing}
-    append(chosen.results, name, [thinned(line) for line in outcome.lines if line_key(line) in asked])
-    append(chosen.results, name, [{**start_of(run), "failed": why} for run, why in outcome.failed.items()])
-    if outcome.interrupted:
-        raise KeyboardInterrupt
+            append(chosen.results, untrained(run, task.metric))
+
+    def failed(run: Run, why: str) -> None:
+        append(chosen.results, {**start_of(run), "failed": why})
+
+    complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned, failed=failed)
 
 
 def table(name: str, every: list[dict]) -> dict[str, float]:
@@ -235,7 +222,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="digits,citeseer,imagenette", help="tasks that begin so")
     parser.add_argument("--seeds", type=int, help="fewer seeds than the task's")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--limit", type=int, default=0, help="stop after so many seconds")
+    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "calibration")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "calibration.jsonl")
@@ -246,7 +233,7 @@ def main() -> None:
         cost(choose_device(chosen.device, "32-true"))
         return
     try:
-        with stopping(chosen.limit):
+        with stopping(chosen.seconds):
             for name in TASKS:
                 if not chosen.table and name.startswith(tuple(chosen.tasks.split(","))):
                     train(name, chosen)

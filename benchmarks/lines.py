@@ -55,14 +55,25 @@ def stopping(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
+def say_failed(run: Run, reason: str) -> None:
+    print(f"{run.recipe}, {describe(run.link)}, seed {run.seed} failed: {reason}")
+
+
 def complete(
-    runs: Sequence[Run], results: Path, folder: Path, *, jobs: int, small: Callable[[dict], dict]
+    runs: Sequence[Run],
+    results: Path,
+    folder: Path,
+    *,
+    jobs: int,
+    small: Callable[[dict], dict],
+    failed: Callable[[Run, str], None] = say_failed,
 ) -> None:
     """Do the runs that the results lack, all by the same workers, and append the line of each when it ends.
 
     Args:
         folder: where a run that was broken off goes on.
         small: what is kept of a line; the recipe, link, seed and settings of two runs must stay apart.
+        failed: called with each run that could not be finished, and the reason.
     """
     done = {line_key(line) for line in read(results) if "seed" in line}
 
@@ -83,7 +94,7 @@ def complete(
     for line in outcome.lines:  # also what was in the folder already
         keep(line)
     for run, reason in outcome.failed.items():
-        print(f"{run.recipe}, {describe(run.link)}, seed {run.seed} failed: {reason}")
+        failed(run, reason)
     if outcome.interrupted:
         raise KeyboardInterrupt
 

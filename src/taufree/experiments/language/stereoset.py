@@ -80,9 +80,9 @@ def stereoset(
     # The space makes a word's beginning of it, where a tokenizer tells the difference.
     fillings = [" " + row[kind] for row in examples for kind in KINDS]
     words: list[list[int]] = tokenizer(fillings, add_special_tokens=False)["input_ids"]
-    for context, ids in enumerate(tokenizer(contexts)["input_ids"]):
+    for row, ids in enumerate(tokenizer(contexts)["input_ids"]):
         blank = ids.index(tokenizer.mask_token_id)
-        for word in words[3 * context : 3 * context + 3]:
+        for word in words[3 * row : 3 * row + 3]:
             parts.append(range(len(questions), len(questions) + len(word)))
             for number, token in enumerate(word):
                 before = [*word[:number], tokenizer.mask_token_id]
