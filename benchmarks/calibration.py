@@ -7,8 +7,9 @@
     python benchmarks/calibration.py --cost                                         # what measuring costs
 
 Writes one line for each run to benchmarks/results/calibration.jsonl, with every twentieth epoch of its
-curves, and does no run again that is there. After --seconds it stops in good order; a run under way
-goes on from its checkpoint in --runs, if that is still there.
+curves, and does no run again that is there; the pictures docs/figures/calibration*.png are drawn from them.
+After --seconds it stops in good order; a run under way goes on from its checkpoint in --runs, if that is
+still there.
 
 A run has collapsed if it is not at least a point better than the same network before training, or if its loss
 was not finite.
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from calibration_figures import overview, sizes
 from lines import append, complete, read, stopping, thinned
 from torch.utils.benchmark import Timer
 
@@ -81,6 +83,20 @@ TASKS = {
     "alternatives on digits": Task("digits", DigitsSettings(), "linear", TRIED),
     "alternatives on citeseer": Task("citeseer", CiteSeerSettings(), "micro", TRIED, seeds=5),
     "alternatives on imagenette": imagenette(TRIED),
+}
+
+SIZES = {
+    "batch size": {
+        64: "imagenette, batch 64",
+        256: "imagenette",
+        1024: "imagenette, batch 1024",
+        4096: "imagenette, batch 4096",
+    },
+    "columns of the projections": {
+        32: "imagenette, 32 projections",
+        128: "imagenette",
+        512: "imagenette, 512 projections",
+    },
 }
 
 
@@ -176,6 +192,29 @@ def belongs(line: dict, task: Task) -> bool:
     return same and line["link"] in task.links and line["seed"] < task.seeds
 
 
+def draw(every: list[dict], folder: Path) -> None:
+    """The pictures of what has been measured: tasks with all links, and Imagenette by batch and width."""
+    measured = {
+        name: found
+        for name, task in TASKS.items()
+        if (found := [line for line in every if belongs(line, task) and "metrics" in line])
+    }
+    overview(
+        {name: (TASKS[name].metric, found) for name, found in measured.items() if TASKS[name].links == LINKS},
+        folder / "calibration.png",
+    )
+    panels = {
+        what: {
+            size: [line for line in measured[name] if line["link"] in FEW]
+            for size, name in names.items()
+            if name in measured
+        }
+        for what, names in SIZES.items()
+    }
+    if all(len(panel) > 1 for panel in panels.values()):
+        sizes(panels, "knn", folder / "calibration-sizes.png")
+
+
 def shown(gap: Difference) -> str:
     if gap.interval is None:
         return f"{gap.mean:+.2f}"
@@ -245,6 +284,7 @@ def main() -> None:
         if TASKS[name].links == TRIED:
             table(name, lines)
             against_calibrated(name, lines)
+    draw(lines, ROOT / "docs" / "figures")
 
 
 if __name__ == "__main__":
