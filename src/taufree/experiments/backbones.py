@@ -59,6 +59,19 @@ def read_weights(name: str, source: str) -> dict[str, Tensor] | None:
     return _fitting(name, source, state)
 
 
+class Half(nn.Sequential):
+    """Layers one after the other, which compile to one graph.
+
+    An ``nn.Sequential`` does not in every version of torch: those that skip torch's own ``forward`` compile
+    each block by itself, and after eight of them none.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        for layer in self:
+            images = layer(images)
+        return images
+
+
 class HalfFrozen(nn.Module):
     """A ResNet whose first half, up to ``layer2``, never changes, and which never leaves evaluation mode.
 
@@ -72,10 +85,10 @@ class HalfFrozen(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         part: Any = network
-        self.frozen = nn.Sequential(
+        self.frozen = Half(
             part.conv1, part.bn1, part.relu, part.maxpool, part.layer1, part.layer2
         ).requires_grad_(False)
-        self.trained = nn.Sequential(part.layer3, part.layer4)
+        self.trained = Half(part.layer3, part.layer4)
         self.to(memory_format=torch.channels_last)
         self.train()
 
