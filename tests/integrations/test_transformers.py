@@ -99,6 +99,15 @@ def test_gradients_are_the_means_over_all_accumulated_rows(tmp_path, loss):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(loss(*whole).item(), rel=1e-5)
 
 
+def test_an_evaluation_does_not_move_a_calibrated_link(tmp_path):
+    link = taufree.CalibratedLogOdds()
+    trainer, _ = trained(tmp_path, ContrastiveLoss(taufree.InfoNCE(link=link), "query", "key"), rows())
+    moment = link.moment.clone()
+    assert moment != 1
+    trainer.evaluate([{**row, "b": row["b"] + 9} for row in rows()])
+    assert link.moment == moment
+
+
 def test_without_labels_the_trainer_would_scale_wrongly(tmp_path):
     with pytest.raises(ValueError, match=r"labels must be in every batch, zeros \[N\] will do"):
         trained(tmp_path, ContrastiveLoss(taufree.InfoNCE(), "query", "key"), rows(labels=False))
