@@ -64,7 +64,7 @@ def info_nce(
         >>> [round(x, 4) for x in info_nce(query, key, queue, reduction="none").tolist()]
         [0.1584, 0.1584]
     """
-    check_pair(query=query, positive_key=positive_key)
+    check_alike(query=query, positive_key=positive_key)
     queue = own_negatives = None
     if negative_keys is not None:
         check_float("negative_keys", negative_keys, like=("query", query))
@@ -124,7 +124,7 @@ def nt_xent(
         >>> round(nt_xent(a, b).item(), 4)
         0.2911
     """
-    check_pair(view_a=view_a, view_b=view_b)
+    check_alike(view_a=view_a, view_b=view_b)
     if ids is not None:
         _check_integers("ids", ids, view_a)
     contrast = Contrast(
@@ -162,7 +162,7 @@ def sup_con(
         >>> round(sup_con(z, torch.tensor([0, 0, 1, 1])).item(), 4)
         0.0302
     """
-    _check_embeddings("embeddings", embeddings)
+    check_alike(embeddings=embeddings)
     _check_integers("labels", labels, embeddings)
     return _loss(Contrast(embeddings, labels=labels), link, reduction, gather_distributed, backend)
 
@@ -202,11 +202,12 @@ def _weights(contrast: Contrast, reduction: str) -> Tensor | float | None:
     return counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
 
 
-def check_pair(**pair: Tensor) -> None:
-    """Raises unless the two are embeddings of one shape; they are called what the user calls them."""
-    (name, x), (other, y) = pair.items()
+def check_alike(**embeddings: Tensor) -> None:
+    """Raises unless all are embeddings of one shape; they are called what the user calls them."""
+    (name, x), *others = embeddings.items()
     _check_embeddings(name, x)
-    _check_embeddings(other, y, like=(name, x))
+    for other, y in others:
+        _check_embeddings(other, y, like=(name, x))
 
 
 def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:

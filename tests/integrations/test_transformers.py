@@ -133,7 +133,8 @@ def test_labels_go_to_sup_con_and_ignored_ones_are_not_counted():
     [
         ((nn.MSELoss(), "a"), TypeError, "loss must be an InfoNCE, NTXent or SupCon of taufree, got MSELoss"),
         ((taufree.NTXent(reduction="sum"), "a"), ValueError, "reduction=\"mean\", got 'sum'"),
-        ((taufree.NTXent(),), ValueError, "names must name the outputs"),
+        ((taufree.NTXent(), "a"), ValueError, r"^names must name the 2 outputs \[N, D\] of NTXent, got 1\."),
+        ((taufree.SupCon(), "a", "b"), ValueError, r"^names must name the 1 outputs .* of SupCon, got 2\."),
     ],
 )
 def test_bad_arguments(arguments, error, told):
@@ -148,5 +149,8 @@ def test_bad_calls():
         function(outputs, torch.zeros(2), 2)
     with pytest.raises(ValueError, match=r"outputs \(1 values\), got 'query'"):
         function((torch.eye(2),), torch.zeros(2), 2)
+    hidden = {"query": torch.zeros(2, 5, 3), "key": torch.zeros(2, 5, 3)}  # of every token
+    with pytest.raises(ValueError, match=r"^output 'query' must have shape \[N, D\] .* got \[2, 5, 3\]\.$"):
+        ContrastiveLoss(taufree.NTXent(), "query", "key")(hidden, torch.zeros(2), 2)
     with pytest.raises(ValueError, match="num_items_in_batch must say"):
         ContrastiveLoss(taufree.NTXent(), "query", "key")(outputs, torch.zeros(2))

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.backends import precision
-from taufree.functional import check_pair
+from taufree.functional import check_alike
 from taufree.integrations import as_twin, decoupled, link_of, needs, positive
 
 with needs("lightly", "lightly"):
@@ -60,7 +60,7 @@ class NTXentLoss(original.NTXentLoss):
         self.temperature = temperature
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
-        check_pair(out0=out0, out1=out1)
+        check_alike(out0=out0, out1=out1)
         link = link_of(self.temperature)
         if self.size_without_width:
             size = (self.size_without_width, out1.shape[1])
@@ -108,7 +108,7 @@ class DCLLoss(original.DCLLoss):
         super().__init__(temperature, weight_fn, gather_distributed)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
-        check_pair(out0=out0, out1=out1)
+        check_alike(out0=out0, out1=out1)
         link = link_of(self.temperature)
         coupled = nt_xent(out0, out1, link=link, reduction="none", gather_distributed=self.gather_distributed)
         alone = coupled == 0

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.functional import check_pair, info_nce
+from taufree.functional import check_alike, info_nce
 from taufree.integrations import needs
 
 with needs("open_clip_torch", "open_clip"):
@@ -71,7 +71,7 @@ class ClipLoss(open_clip.ClipLoss):
                 image_features, text_features, logit_scale, **bias, output_dict=output_dict
             )
             return found
-        check_pair(image_features=image_features, text_features=text_features)
+        check_alike(image_features=image_features, text_features=text_features)
         several = self.world_size > 1
         if several and not distributed.active():
             raise ValueError(
