@@ -9,19 +9,16 @@ Writes benchmarks/results/citeseer.jsonl, the raw lines with every twentieth epo
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import mean
 
-from lines import read, thinned
-from rich.console import Console
+from lines import complete, read, thinned
 
 from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe
 from taufree.experiments.recipes.citeseer import CiteSeerSettings
 from taufree.experiments.run import Run
 from taufree.experiments.summary import free_against_best, spreads
-from taufree.experiments.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 LINKS = ("free", "0.1", "0.25", "0.5", "1", "learnable")
@@ -40,22 +37,22 @@ HEAD = (
 )  # fmt: skip
 
 
-def train(chosen: argparse.Namespace) -> list[dict]:
-    """The lines of all runs: each link with each seed, and some with PyGCL's mask."""
-    lines = []
+def runs(chosen: argparse.Namespace) -> list[Run]:
+    """Each link with each seed, and some with PyGCL's mask."""
     device = choose_device(chosen.device, "32-true")
-    for mask, links, seeds in (("nt-xent", LINKS, chosen.seeds), ("pygcl", MASKED, chosen.seeds // 2)):
-        settings = CiteSeerSettings(epochs=chosen.epochs, mask=mask)
-        runs = [
-            Run("citeseer", link, seed, settings, device=device, data=chosen.data)
-            for seed in range(seeds)
-            for link in links
-        ]
-        outcome = sweep(runs, chosen.runs, jobs=chosen.jobs, console=Console(stderr=True))
-        lines += outcome.lines
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-    return lines
+    return [
+        Run(
+            "citeseer",
+            link,
+            seed,
+            CiteSeerSettings(chosen.epochs, mask=mask),
+            device=device,
+            data=chosen.data,
+        )
+        for mask, links, seeds in (("nt-xent", LINKS, chosen.seeds), ("pygcl", MASKED, chosen.seeds // 2))
+        for seed in range(seeds)
+        for link in links
+    ]
 
 
 def table(lines: list[dict], *, paper: bool) -> None:
@@ -92,8 +89,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the tables")
     chosen = parser.parse_args()
     if not chosen.table:
-        lines = train(chosen)
-        chosen.results.write_text("".join(json.dumps(thinned(line)) + "\n" for line in lines))
+        complete(runs(chosen), chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned)
     lines = read(chosen.results)
     for mask, title in (("nt-xent", "Without self-pairs"), ("pygcl", "With PyGCL's mask")):
         print(f"\n### {title}\n")

@@ -3,6 +3,7 @@
     python benchmarks/fused.py                  # everything but tune; some minutes on an H200
     python benchmarks/fused.py --only error     # or: steps, graphs, symmetry, million, profile, tune
     python benchmarks/fused.py --only steps --sizes 16384x512
+    python benchmarks/fused.py --table FILE     # the tables of docs/kernels.md, from such a file
 
 A step is a forward and a backward on bfloat16 rows; taufree.bench says what the floor counts and how each
 library is called. Writes benchmarks/results/fused-<gpu>.json after every part, with the goals and whether
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 from fused_ahead import compile_ahead, wanted
 from fused_goals import goals
+from fused_tables import tables
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from train_fused import Task
@@ -239,7 +241,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", metavar="NxD", default=SIZES, help="of steps and tune")
     parser.add_argument("--peers-up-to", type=int, default=65536, metavar="N", help="largest N of the peers")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="only print the tables of these results")
     options = parser.parse_args()
+    if options.table:
+        tables(json.loads(options.table.read_text(encoding="utf-8")))
+        return
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/fused.py needs a CUDA device.")
     sizes = [(int(n), int(d)) for n, d in (size.split("x") for size in options.sizes)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import multiprocessing
 import time
 import warnings
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from lines import read
+from lines import append, read
 from rich.progress import track
 from scipy import stats
 from torch import Tensor
@@ -280,11 +279,10 @@ def main() -> None:
             if variant.arithmetic.startswith(tuple(chosen.arithmetics.split(",")))
         ]
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(chosen.jobs, context) as pool, chosen.out.open("a") as out:
+        with ProcessPoolExecutor(chosen.jobs, context) as pool:
             futures = [pool.submit(train, trial) for trial in trials if trial.key not in there]
             for future in track(as_completed(futures), "runs", total=len(futures)):
-                out.write(json.dumps(future.result()) + "\n")
-                out.flush()
+                append(chosen.out, future.result())
     for task in tasks:
         table(read(chosen.out), task)
 

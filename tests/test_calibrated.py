@@ -132,6 +132,9 @@ def test_evaluation_measures_nothing():
     loss(rows() + 2, rows(seed=1) + 2)
     assert torch.equal(loss.link.moment, moment)
     loss.train()
+    with torch.no_grad():
+        loss(rows() + 2, rows(seed=1) + 2)
+    assert torch.equal(loss.link.moment, moment)
     loss(rows() + 2, rows(seed=1) + 2)
     assert not torch.equal(loss.link.moment, moment)
 

@@ -64,11 +64,10 @@ def info_nce(
         >>> [round(x, 4) for x in info_nce(query, key, queue, reduction="none").tolist()]
         [0.1584, 0.1584]
     """
-    _check_embeddings("query", query)
-    _check_embeddings("positive_key", positive_key, like=("query", query))
+    check_alike(query=query, positive_key=positive_key)
     queue = own_negatives = None
     if negative_keys is not None:
-        _check_float("negative_keys", negative_keys, like=("query", query))
+        check_float("negative_keys", negative_keys, like=("query", query))
         n, d = query.shape
         if negative_keys.dim() == 2 and negative_keys.shape[1] == d:
             queue = negative_keys
@@ -125,8 +124,7 @@ def nt_xent(
         >>> round(nt_xent(a, b).item(), 4)
         0.2911
     """
-    _check_embeddings("view_a", view_a)
-    _check_embeddings("view_b", view_b, like=("view_a", view_a))
+    check_alike(view_a=view_a, view_b=view_b)
     if ids is not None:
         _check_integers("ids", ids, view_a)
     contrast = Contrast(
@@ -164,7 +162,7 @@ def sup_con(
         >>> round(sup_con(z, torch.tensor([0, 0, 1, 1])).item(), 4)
         0.0302
     """
-    _check_embeddings("embeddings", embeddings)
+    check_alike(embeddings=embeddings)
     _check_integers("labels", labels, embeddings)
     return _loss(Contrast(embeddings, labels=labels), link, reduction, gather_distributed, backend)
 
@@ -204,7 +202,15 @@ def _weights(contrast: Contrast, reduction: str) -> Tensor | float | None:
     return counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
 
 
-def _check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:
+def check_alike(**embeddings: Tensor) -> None:
+    """Raises unless all are embeddings of one shape; they are called what the user calls them."""
+    (name, x), *others = embeddings.items()
+    _check_embeddings(name, x)
+    for other, y in others:
+        _check_embeddings(other, y, like=(name, x))
+
+
+def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
     if not x.is_floating_point():
@@ -216,7 +222,7 @@ def _check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -
 
 
 def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> None:
-    _check_float(name, x, like)
+    check_float(name, x, like)
     if x.dim() != 2 or 0 in x.shape:
         raise ValueError(f"{name} must have shape [N, D] with N and D at least 1, got {list(x.shape)}.")
     if like is not None and x.shape != like[1].shape:

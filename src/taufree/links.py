@@ -118,7 +118,8 @@ class CalibratedLogOdds(Link):
     standard error of the batch's mean, and else moves just so far. There is no rate to choose: a large batch
     is followed at once, a small one is smoothed as much as it is noisy. So a loss is a function of its batch
     and of ``moment`` before it, which is in the ``state_dict``. In evaluation mode, by ``eval()`` of the link
-    or of the loss, nothing is measured and ``moment`` stays. It begins at 1: all alike, gain 1.
+    or of the loss, and under ``torch.no_grad()``, nothing is measured and ``moment`` stays. It begins at 1:
+    all alike, gain 1.
 
     Args:
         resolution: delta, see :class:`LogOdds`.
@@ -152,7 +153,7 @@ class CalibratedLogOdds(Link):
         return _calibrated_gain(self.moment).item()
 
     def calibrate(self, measure: Callable[[], tuple[Tensor, Tensor]]) -> LogOdds:
-        if self.training:
+        if self.training and torch.is_grad_enabled():
             with torch.no_grad():
                 mean, error = measure()
                 if self.moment.device != mean.device:

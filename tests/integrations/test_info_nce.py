@@ -43,6 +43,8 @@ def test_mistakes_are_named():
         ours.InfoNCE(negative_mode="paired")(QUERY, KEY, SHARED)
     with pytest.raises(ValueError, match=r"negative_keys must have 2 dimensions"):
         ours.info_nce(QUERY, KEY, OWN)
+    with pytest.raises(TypeError, match=r"^negative_keys must be a floating-point tensor, got list\.$"):
+        ours.info_nce(QUERY, KEY, SHARED.tolist())
     with pytest.raises(ValueError, match=r"negative_mode must be one of .* got 'mixed'"):
         ours.info_nce(QUERY, KEY, negative_mode="mixed")
     with pytest.raises(ValueError, match="must be a positive number, got 0"):

@@ -62,8 +62,54 @@ def test_mistakes_are_named():
         NTXentLoss(temperature=0)
     with pytest.raises(ValueError, match=r"^sigma must be a positive number, got 0"):
         DCLWLoss(sigma=0)
+    with pytest.raises(TypeError, match=r"^sigma must be a positive number, got NoneType"):
+        DCLWLoss(sigma=None)
     with pytest.raises(ValueError, match="non-negative"):
         NTXentLoss(memory_bank_size=-1)
+    with pytest.raises(TypeError, match=r"^memory_bank_size must be an integer or a pair .* got NoneType"):
+        NTXentLoss(memory_bank_size=None)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        NTXentLoss(),
+        NTXentLoss(memory_bank_size=(7, 6)),
+        NTXentLoss(memory_bank_size=7),
+        DCLLoss(),
+        DCLWLoss(),
+    ],
+    ids=["plain", "bank", "size alone", "dcl", "dclw"],
+)
+def test_wrong_views_are_named_as_the_user_names_them(loss):
+    with pytest.raises(TypeError, match=r"^out0 must be a floating-point tensor, got list\.$"):
+        loss(A.tolist(), B)
+    with pytest.raises(TypeError, match=r"^out1 must be a floating-point tensor, got ndarray\.$"):
+        loss(A, B.detach().numpy())
+    with pytest.raises(ValueError, match=r"^out1 must have the shape of out0, \[9, 6\], got \[8, 6\]\.$"):
+        loss(A, B[:8])
+    with pytest.raises(ValueError, match=r"^out0 must have shape \[N, D\] .* got \[6\]\.$"):
+        loss(A[0], B[0])
+
+
+def test_keys_that_do_not_fit_leave_the_bank_as_it_is():
+    loss = NTXentLoss(memory_bank_size=(20, 6))
+    before = loss.memory_bank.bank.clone()
+    with pytest.raises(ValueError, match=r"^out1 must have the 6 columns of memory_bank_size, got 4\.$"):
+        loss(A[:, :4], B[:, :4])
+    with pytest.raises(ValueError, match=r"^out1 must have the shape of out0"):
+        loss(A, B[:8])
+    assert loss.memory_bank.bank.equal(before)
+    assert loss.memory_bank.bank_ptr == 0
+    assert torch.isfinite(NTXentLoss(memory_bank_size=(0, 4))(A, B))  # no bank, so nothing to fit
+
+
+def test_one_weight_for_all_pairs_is_lightlys():
+    for weight in (2.0, torch.tensor(2.0)):
+        kinds = [kind(0.2, weight_fn=lambda a, b, w=weight: w)(A, B) for kind in (DCLLoss, original.DCLLoss)]
+        agree(*kinds, A, B)
+    with pytest.raises(ValueError, match=r"^weight_fn must return weights \[9\], got shape \[3\]\.$"):
+        DCLLoss(weight_fn=lambda a, b: torch.ones(3))(A, B)
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5])

@@ -96,6 +96,16 @@ def test_a_batch_may_carry_labels():
     assert torch.equal(model(views[0]), views[0])
 
 
+def test_a_batch_without_two_views_is_told():
+    model = SimCLR(nn.Identity(), features=4)
+    with pytest.raises(ValueError, match=r"^batch must be a pair of views, .* got shapes \[\[6, 4\]\]\.$"):
+        model.training_step([torch.zeros(6, 4)], 0)
+    with pytest.raises(
+        ValueError, match=r"^batch must be a pair of views, .* got shapes \[\[6, 4\], \[6\]\]\.$"
+    ):
+        model.training_step([torch.zeros(6, 4), torch.zeros(6)], 0)  # pictures and labels
+
+
 def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs lightning.*: pip install lightning$"):

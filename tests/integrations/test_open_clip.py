@@ -76,6 +76,13 @@ def test_the_example_learns_new_combinations():
     assert after > max(0.2, 3 * before)
 
 
+def test_a_scale_may_be_a_plain_number():
+    inputs = features()
+    assert ClipLoss()(**inputs, logit_scale=14.3) == ClipLoss()(**inputs)
+    theirs = open_clip.ClipLoss()(**inputs, logit_scale=14.3)
+    assert ClipLoss(use_logit_scale=True)(**inputs, logit_scale=14.3) == theirs
+
+
 def test_the_twin_keeps_the_settings():
     loss = open_clip.ClipLoss(local_loss=True, gather_with_grad=True, cache_labels=True, rank=1, world_size=2)
     twin = temperature_free(loss)
@@ -91,6 +98,13 @@ def test_what_cannot_be_done_is_said():
         temperature_free(open_clip.CoCaLoss(1.0, 1.0))
     with pytest.raises(ValueError, match="use_horovod must be False"):
         ClipLoss(world_size=2, use_horovod=True)
+    image, text = features().values()
+    with pytest.raises(TypeError, match=r"^image_features must be a floating-point tensor, got list\.$"):
+        ClipLoss()(image.tolist(), text)
+    with pytest.raises(ValueError, match=r"^text_features must have the shape of image_features"):
+        ClipLoss()(image, text[:8])
+    with pytest.raises(ValueError, match=r"^logit_scale must be given with use_logit_scale=True, got None"):
+        ClipLoss(use_logit_scale=True)(image, text)
     with pytest.raises(ValueError, match=r"world_size=2 needs torch\.distributed\.init_process_group"):
         ClipLoss(world_size=2)(**features())
 

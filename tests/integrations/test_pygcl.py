@@ -96,6 +96,17 @@ def test_no_negatives_is_an_error_in_both():
         bootstrap(InfoNCE())(H1, H2, H3, H4)
 
 
+def test_wrong_rows_are_named_as_pygcl_names_them():
+    masks = torch.eye(12), 1 - torch.eye(12)
+    with pytest.raises(TypeError, match=r"^anchor must be a floating-point tensor, got list\.$"):
+        InfoNCE()(H1.tolist(), H2, *masks)
+    for tau in (None, 0.4):
+        with pytest.raises(ValueError, match=r"^sample must have the 6 columns of anchor, got 5\.$"):
+            DualBranchContrast(InfoNCE(tau), "L2L")(H1, H2[:, :5])
+    with pytest.raises(TypeError, match=r"^sample must be a floating-point tensor, got dtype torch\.int64"):
+        InfoNCE()(H1, torch.ones(12, 6, dtype=torch.int64), *masks)
+
+
 def test_an_anchor_without_a_positive_counts_nothing():
     masks = torch.eye(12), 1 - torch.eye(12)
     masks[0][0] = 0

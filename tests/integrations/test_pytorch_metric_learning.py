@@ -102,6 +102,7 @@ def test_nothing_to_contrast_is_zero(ours, theirs):
             Z, indices_tuple=(one, one + 1, one, one + 2)
         ),  # one pair of each: the library's rule
         lambda loss: loss(Z[:1], one),
+        lambda loss: loss(Z[:0], one[:0]),
     ):
         found, expected = call(ours()), call(theirs())
         assert found == expected == 0
@@ -172,3 +173,40 @@ def test_another_distance_is_refused():
             kind(distance=distances.LpDistance())
         with pytest.raises(ValueError, match="must be a positive number, got -1"):
             kind(-1)
+        for options in ({"power": 2}, {"p": 1}):
+            with pytest.raises(ValueError, match=r"^distance must be .* with power=1 and p=2, got power="):
+                kind(distance=distances.CosineSimilarity(**options))
+
+
+@BOTH
+def test_wrong_rows_are_named_as_the_library_names_them(ours, theirs):
+    with pytest.raises(TypeError, match=r"^embeddings must be a floating-point tensor, got list\.$"):
+        ours()(Z.tolist(), LABELS)
+    with pytest.raises(TypeError, match=r"^labels must be a tensor, got list\.$"):
+        ours()(Z, LABELS.tolist())
+    with pytest.raises(ValueError, match=r"^embeddings must have shape \[N, D\], got \[24, 6, 1\]\.$"):
+        ours()(Z[:, :, None], PAIRS)
+    with pytest.raises(ValueError, match=r"^ref_emb must have the 6 columns of embeddings, got 5\.$"):
+        ours()(Z, LABELS, ref_emb=REF[:, :5], ref_labels=REF_LABELS)
+
+
+def test_a_pair_is_positive_or_negative():
+    """They are both if a miner's pairs of the batch go to a memory, where other rows have their indices."""
+    both = tuple(torch.tensor(x) for x in ([0, 1], [2, 3], [0, 1], [4, 3]))
+    with pytest.raises(AssertionError):
+        losses.SupConLoss()(Z, indices_tuple=both)
+    with pytest.raises(
+        ValueError, match=r"^indices_tuple must not name a pair as a positive and as a negative"
+    ):
+        SupConLoss()(Z, indices_tuple=both)
+
+
+@BOTH
+def test_the_distance_collects_its_statistics(ours, theirs):
+    found = []
+    for kind in (ours, theirs):
+        loss = kind(0.1, distance=distances.CosineSimilarity(collect_stats=True))
+        loss(3 * Z, LABELS, ref_emb=REF, ref_labels=REF_LABELS)
+        found.append([getattr(loss.distance, name) for name in loss.distance._record_these_stats])
+    assert found[0] == pytest.approx(found[1])
+    assert len(found[0]) == 4

@@ -80,6 +80,27 @@ def test_any_other_link_may_be_set(model):
     assert "CalibratedLogOdds" in found.get_config_dict()["link"]
 
 
+@pytest.mark.parametrize("name", ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"])
+def test_a_scale_that_is_set_later_is_the_librarys(model, name):
+    embeddings = columns_of(2)
+    kinds = getattr(integration, name)(model), getattr(losses, name)(model, 20.0)
+    values = []
+    for loss in kinds:
+        loss.scale = 5.0
+        cached = name.startswith("Cached")
+        values.append(
+            loss.calculate_loss([[x] for x in embeddings])
+            if cached
+            else loss.compute_loss_from_embeddings(embeddings, None)
+        )
+    agree(*values, embeddings)
+    kinds[0].scale = None
+    assert isinstance(kinds[0].link, LogOdds)
+    with pytest.raises(ValueError, match=r"^scale must be a positive number, got -1\.$"):
+        kinds[0].scale = -1
+    assert kinds[0].scale is None
+
+
 def log_odds(a, b):
     return LogOdds()(util.cos_sim(a.double(), b.double()))
 
@@ -110,8 +131,11 @@ def test_another_similarity_is_the_librarys(model):
         kind(model, **options) for kind in (MultipleNegativesRankingLoss, losses.MultipleNegativesRankingLoss)
     )
     agree(*(x.compute_loss_from_embeddings(embeddings, None) for x in both), embeddings)
-    with pytest.raises(ValueError, match=r"scale must be a positive number, or None for none, got 0\.$"):
-        MultipleNegativesRankingLoss(model, scale=0)
+    for kind in (MultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss):
+        with pytest.raises(ValueError, match=r"^scale must be a positive number, got 0\.$"):
+            kind(model, scale=0)
+        with pytest.raises(TypeError, match=r"^scale must be a positive number, got str\.$"):
+            kind(model, scale="20")
     with pytest.raises(ValueError, match="similarity_fct must be cos_sim without a scale"):
         MultipleNegativesRankingLoss(model, similarity_fct=util.dot_score)
 

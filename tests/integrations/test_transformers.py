@@ -99,6 +99,15 @@ def test_gradients_are_the_means_over_all_accumulated_rows(tmp_path, loss):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(loss(*whole).item(), rel=1e-5)
 
 
+def test_an_evaluation_does_not_move_a_calibrated_link(tmp_path):
+    link = taufree.CalibratedLogOdds()
+    trainer, _ = trained(tmp_path, ContrastiveLoss(taufree.InfoNCE(link=link), "query", "key"), rows())
+    moment = link.moment.clone()
+    assert moment != 1
+    trainer.evaluate([{**row, "b": row["b"] + 9} for row in rows()])
+    assert link.moment == moment
+
+
 def test_without_labels_the_trainer_would_scale_wrongly(tmp_path):
     with pytest.raises(ValueError, match=r"labels must be in every batch, zeros \[N\] will do"):
         trained(tmp_path, ContrastiveLoss(taufree.InfoNCE(), "query", "key"), rows(labels=False))
@@ -124,7 +133,8 @@ def test_labels_go_to_sup_con_and_ignored_ones_are_not_counted():
     [
         ((nn.MSELoss(), "a"), TypeError, "loss must be an InfoNCE, NTXent or SupCon of taufree, got MSELoss"),
         ((taufree.NTXent(reduction="sum"), "a"), ValueError, "reduction=\"mean\", got 'sum'"),
-        ((taufree.NTXent(),), ValueError, "names must name the outputs"),
+        ((taufree.NTXent(), "a"), ValueError, r"^names must name the 2 outputs \[N, D\] of NTXent, got 1\."),
+        ((taufree.SupCon(), "a", "b"), ValueError, r"^names must name the 1 outputs .* of SupCon, got 2\."),
     ],
 )
 def test_bad_arguments(arguments, error, told):
@@ -139,5 +149,8 @@ def test_bad_calls():
         function(outputs, torch.zeros(2), 2)
     with pytest.raises(ValueError, match=r"outputs \(1 values\), got 'query'"):
         function((torch.eye(2),), torch.zeros(2), 2)
+    hidden = {"query": torch.zeros(2, 5, 3), "key": torch.zeros(2, 5, 3)}  # of every token
+    with pytest.raises(ValueError, match=r"^output 'query' must have shape \[N, D\] .* got \[2, 5, 3\]\.$"):
+        ContrastiveLoss(taufree.NTXent(), "query", "key")(hidden, torch.zeros(2), 2)
     with pytest.raises(ValueError, match="num_items_in_batch must say"):
         ContrastiveLoss(taufree.NTXent(), "query", "key")(outputs, torch.zeros(2))

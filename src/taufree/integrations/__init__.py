@@ -66,10 +66,13 @@ def link_of(temperature: float | None, name: str = "temperature") -> Link:
     Traceback (most recent call last):
     ValueError: temperature must be a positive number, got 0.
     """
-    if temperature is None:
-        return LogOdds()
+    return LogOdds() if temperature is None else positive(temperature, name)
+
+
+def positive(number: float, name: str) -> Temperature:
+    """The link of this temperature, if it is one; else an error about the argument ``name``."""
     try:
-        return Temperature(temperature)
+        return Temperature(number)
     except (TypeError, ValueError) as error:  # says tau, which the user has not written
         raise type(error)(str(error).replace("tau", name, 1)) from None
 

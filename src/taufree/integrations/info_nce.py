@@ -55,7 +55,7 @@ def info_nce(
     """
     if negative_mode not in DIMENSIONS:
         raise ValueError(f"negative_mode must be one of {tuple(DIMENSIONS)}, got {negative_mode!r}.")
-    if negative_keys is not None and negative_keys.dim() != DIMENSIONS[negative_mode]:
+    if isinstance(negative_keys, Tensor) and negative_keys.dim() != DIMENSIONS[negative_mode]:
         raise ValueError(
             f"negative_keys must have {DIMENSIONS[negative_mode]} dimensions with "
             f"negative_mode={negative_mode!r}, got shape {list(negative_keys.shape)}."

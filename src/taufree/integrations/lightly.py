@@ -11,7 +11,8 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.backends import precision
-from taufree.integrations import as_twin, decoupled, link_of, needs
+from taufree.functional import check_alike
+from taufree.integrations import as_twin, decoupled, link_of, needs, positive
 
 with needs("lightly", "lightly"):
     from lightly import loss as original
@@ -50,17 +51,24 @@ class NTXentLoss(original.NTXentLoss):
         gather_distributed: bool = False,
     ) -> None:
         link_of(temperature)
+        if not isinstance(memory_bank_size, int | Sequence):
+            got = type(memory_bank_size).__name__
+            raise TypeError(f"memory_bank_size must be an integer or a pair (size, D), got {got}.")
         if isinstance(memory_bank_size, int) and memory_bank_size > 0:
             self.size_without_width, memory_bank_size = memory_bank_size, 0
         super().__init__(1.0 if temperature is None else temperature, memory_bank_size, gather_distributed)
         self.temperature = temperature
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+        check_alike(out0=out0, out1=out1)
         link = link_of(self.temperature)
         if self.size_without_width:
             size = (self.size_without_width, out1.shape[1])
             self.memory_bank = MemoryBankModule(size, self.gather_distributed).to(out1.device)
             self.size_without_width = 0
+        bank, width = self.memory_bank.bank, out1.shape[1]
+        if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
+            raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
         unit = normalize(out1.detach().float(), dim=1)
         negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
         if negatives is None:
@@ -100,16 +108,23 @@ class DCLLoss(original.DCLLoss):
         super().__init__(temperature, weight_fn, gather_distributed)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
+        check_alike(out0=out0, out1=out1)
         link = link_of(self.temperature)
         coupled = nt_xent(out0, out1, link=link, reduction="none", gather_distributed=self.gather_distributed)
         alone = coupled == 0
         losses = decoupled(coupled)
         if self.weight_fn is not None:
             views = normalize(out0, dim=1), normalize(out1, dim=1)
-            weights = torch.cat([self.weight_fn(*views), self.weight_fn(*views[::-1])])
+            weights = torch.cat([self._weights(*views), self._weights(*views[::-1])])
             positive = link.logit(*precision.chords(*precision.normalize(out0), *precision.normalize(out1)))
             losses = losses + (1 - weights) * positive.repeat(2).to(losses.dtype)
         return losses.masked_fill(alone, 0).mean()
+
+    def _weights(self, out0: Tensor, out1: Tensor) -> Tensor:
+        found = torch.as_tensor(self.weight_fn(out0, out1), device=out0.device)
+        if found.shape not in ((), (len(out0),)):
+            raise ValueError(f"weight_fn must return weights [{len(out0)}], got shape {list(found.shape)}.")
+        return found.expand(len(out0))
 
 
 class DCLWLoss(DCLLoss):
@@ -118,8 +133,7 @@ class DCLWLoss(DCLLoss):
     def __init__(
         self, temperature: float | None = None, sigma: float = 0.5, gather_distributed: bool = False
     ) -> None:
-        if not sigma > 0:
-            raise ValueError(f"sigma must be a positive number, got {sigma}.")
+        positive(sigma, "sigma")
         weight_fn = original.DCLWLoss(sigma=sigma).weight_fn
         super().__init__(temperature, weight_fn, gather_distributed)
 

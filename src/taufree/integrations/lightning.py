@@ -100,6 +100,9 @@ class SimCLR(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         views = batch[0] if isinstance(batch[0], tuple | list) else batch
+        shapes = [list(getattr(view, "shape", ())) for view in views[:2]]
+        if len(shapes) < 2 or len(shapes[0]) != len(shapes[1]):
+            raise ValueError(f"batch must be a pair of views, or begin with one, got shapes {shapes}.")
         first, second = (self.head(self(view)) for view in views[:2])
         loss = self.loss(first, second)
         self.log("loss", loss, prog_bar=True, batch_size=len(first))

@@ -5,7 +5,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from taufree.backends import precision, reference
+from taufree.functional import check_float
 from taufree.links import Link
+
+
+def check_rows(**rows: Tensor) -> None:
+    """Raises unless all are embeddings [N, D] of one D; they are called what the library calls them."""
+    (first, like), *_ = rows.items()
+    for name, x in rows.items():
+        check_float(name, x, like=(first, like))
+        if x.dim() != 2:
+            raise ValueError(f"{name} must have shape [N, D], got {list(x.shape)}.")
+        if x.shape[1] != like.shape[1]:
+            raise ValueError(f"{name} must have the {like.shape[1]} columns of {first}, got {x.shape[1]}.")
 
 
 def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

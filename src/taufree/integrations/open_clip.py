@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.functional import info_nce
+from taufree.functional import check_alike, info_nce
 from taufree.integrations import needs
 
 with needs("open_clip_torch", "open_clip"):
@@ -59,16 +59,19 @@ class ClipLoss(open_clip.ClipLoss):
         self,
         image_features: Tensor,
         text_features: Tensor,
-        logit_scale: Tensor | None = None,
-        logit_bias: Tensor | None = None,
+        logit_scale: Tensor | float | None = None,
+        logit_bias: Tensor | float | None = None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         if self.use_logit_scale:
+            if logit_scale is None:
+                raise ValueError("logit_scale must be given with use_logit_scale=True, got None.")
             bias = {} if logit_bias is None else {"logit_bias": logit_bias}  # unknown to older versions
             found: Tensor | dict[str, Tensor] = super().forward(
                 image_features, text_features, logit_scale, **bias, output_dict=output_dict
             )
             return found
+        check_alike(image_features=image_features, text_features=text_features)
         several = self.world_size > 1
         if several and not distributed.active():
             raise ValueError(
@@ -88,13 +91,13 @@ def temperature_free(loss: open_clip.ClipLoss) -> ClipLoss:
     return ClipLoss(**{name: getattr(loss, name) for name in names})
 
 
-def _attach(loss: Tensor, unused: Tensor | None) -> Tensor:
+def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:
     """The loss, with a gradient of zero for ``unused``.
 
     DistributedDataParallel waits for a gradient of every parameter. Adding ``0 * unused`` would turn an
     infinite scale into NaN; a choice never looks at what it does not take.
     """
-    if unused is None:
+    if not isinstance(unused, Tensor):
         return loss
     yes = torch.ones((), dtype=torch.bool, device=loss.device)
     return torch.where(yes, loss, unused.sum().to(loss))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taufree import info_nce, nt_xent
 from taufree.integrations import as_twin, link_of, needs
-from taufree.integrations.masks import masked_losses
+from taufree.integrations.masks import check_rows, masked_losses
 
 with needs("PyGCL", "GCL"):
     from GCL import losses as original
@@ -39,6 +39,7 @@ class InfoNCE(original.InfoNCE):
         self, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         """The mean loss of anchors [N, D] against samples [M, D], by masks [N, M]."""
+        check_rows(anchor=anchor, sample=sample)
         n, m = len(anchor), len(sample)
         for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
             if not isinstance(mask, Tensor) or mask.shape != (n, m):

@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 from taufree import nt_xent, sup_con
 from taufree.backends.precision import result_dtype
 from taufree.integrations import as_twin, link_of, needs
-from taufree.integrations.masks import masked_losses, similarity
+from taufree.integrations.masks import check_rows, masked_losses, similarity
 from taufree.links import Link
 
 with needs("pytorch-metric-learning", "pytorch_metric_learning"):
@@ -45,6 +45,21 @@ class _Free:
         super().__init__(temperature=temperature, **kwargs)  # type: ignore[call-arg]
         _check_distance(self.distance)
 
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        check_rows(embeddings=embeddings, ref_emb=embeddings if ref_emb is None else ref_emb)
+        for name, values in (("labels", labels), ("ref_labels", ref_labels)):
+            if not isinstance(values, Tensor | None):
+                raise TypeError(f"{name} must be a tensor, got {type(values).__name__}.")
+        loss: Tensor = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
+        return loss
+
     def compute_loss(
         self,
         embeddings: Tensor,
@@ -54,6 +69,10 @@ class _Free:
         ref_labels: Tensor | None,
     ) -> dict[str, Any]:
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
+        if self.distance.collect_stats:  # a link takes its place, so it is told what it would have seen
+            self.distance.reset_stats()
+            rows = embeddings, ref_emb
+            self.distance.set_default_stats(*rows, *map(self.distance.normalize, rows))
         link, found = link_of(self.temperature), None
         if indices_tuple is None and ref_emb is embeddings and ref_labels is labels:
             assert labels is not None
@@ -149,6 +168,8 @@ class SupConLoss(_Free, original.SupConLoss):
         candidates = torch.zeros_like(positives)
         positives[pairs[0], pairs[1]] = True
         candidates[pairs[2], pairs[3]] = True
+        if (positives & candidates).any():
+            raise ValueError("indices_tuple must not name a pair as a positive and as a negative one.")
         losses = masked_losses(embeddings, ref_emb, positives, positives | candidates, link)
         return losses, c_f.torch_arange_from_size(embeddings)
 
@@ -166,5 +187,8 @@ def temperature_free(loss: Any) -> Any:
 
 
 def _check_distance(distance: Any) -> None:
-    if not isinstance(distance, CosineSimilarity) or distance.power != 1:
-        raise ValueError(f"distance must be CosineSimilarity() with power 1, got {type(distance).__name__}.")
+    if not isinstance(distance, CosineSimilarity):
+        raise ValueError(f"distance must be CosineSimilarity(), got {type(distance).__name__}.")
+    if distance.power != 1 or distance.p != 2:
+        got = f"power={distance.power} and p={distance.p}"
+        raise ValueError(f"distance must be CosineSimilarity() with power=1 and p=2, got {got}.")

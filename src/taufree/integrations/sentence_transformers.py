@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from taufree.backends.precision import normalize, result_dtype, similarity
 from taufree.backends.reference import masked_logits
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import needs
+from taufree.integrations import link_of, needs, positive
 from taufree.links import Link, LogOdds, Temperature
 
 with needs("sentence-transformers", "sentence_transformers"):
@@ -40,17 +40,22 @@ class _Free:
     """What both losses say of themselves, and their loss of given embeddings."""
 
     scale: float | None
+    link: Link
 
     def __init__(self, model: nn.Module, scale: float | None = None, *args: Any, **kwargs: Any) -> None:
-        if scale is not None and not scale > 0:
-            raise ValueError(f"scale must be a positive number, or None for none, got {scale}.")
+        link_of(scale, "scale")
         super().__init__(model, 1.0 if scale is None else scale, *args, **kwargs)  # type: ignore[call-arg]
         self.scale = scale
-        self.link: Link = LogOdds() if scale is None else Temperature(1 / scale)
         if scale is None and not self.by_cosine:
             raise ValueError(
                 "similarity_fct must be cos_sim without a scale: log-odds are those of a cosine."
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The library lets one set the scale at any time; the link goes with it."""
+        if name == "scale":
+            self.link = LogOdds() if value is None else Temperature(1 / positive(value, name).tau)
+        super().__setattr__(name, value)
 
     @property
     def by_cosine(self) -> bool:

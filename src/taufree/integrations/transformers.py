@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from taufree.functional import check_alike
 from taufree.losses import InfoNCE, NTXent, SupCon
 
 
@@ -47,8 +48,10 @@ class ContrastiveLoss(nn.Module):
             )
         if loss.reduction != "mean":
             raise ValueError(f'loss must have reduction="mean", got {loss.reduction!r}.')
-        if not names:
-            raise ValueError("names must name the outputs that the loss takes, got none.")
+        self.views = 1 if isinstance(loss, SupCon) else 2
+        if len(names) < self.views or (self.views == 1 and len(names) > 1):
+            kind = type(loss).__name__
+            raise ValueError(f"names must name the {self.views} outputs [N, D] of {kind}, got {len(names)}.")
         self.loss = loss
         self.names = names
 
@@ -56,6 +59,8 @@ class ContrastiveLoss(nn.Module):
         self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         rows = [self._output(outputs, name) for name in self.names]
+        views = zip(self.names[: self.views], rows[: self.views], strict=True)
+        check_alike(**{f"output {name!r}": x for name, x in views})
         if isinstance(self.loss, SupCon):
             rows.append(_needed(labels))
         loss: Tensor = self.loss(*rows)
