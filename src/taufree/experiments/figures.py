@@ -88,8 +88,8 @@ def curve_figure(
     fig = go.Figure()
     for link, colour in link_colours(lines).items():
         for number, (curve, dash) in enumerate(curves.items()):
-            of_link = pd.DataFrame([line["curves"][curve] for line in lines if line["link"] == link])
-            mean = of_link.mean()  # where a shorter curve has ended, of the others
+            of_link = [pd.Series(line["curves"][curve]) for line in lines if line["link"] == link]
+            mean = pd.concat(of_link, axis=1).mean(axis=1)  # where a shorter curve has ended, of the others
             fig.add_scatter(
                 x=list(range(1, len(mean) + 1)),
                 y=mean.tolist(),
