@@ -62,7 +62,7 @@ class Listing:
 
 
 def find_images(folder: Path) -> Listing:
-    """The images of ``train`` and ``val`` (or ``test``) in ``folder``, or of classes, a fifth of each held out.
+    """The images of a folder: of its train and val (or test), or of its classes, a fifth of each held out.
 
     A class is a folder of images, at any depth. Which fifth is a matter of the names alone: those of a class
     are sorted, shuffled by NumPy's generator with seed 0, and the first fifth (rounded down, but one at
