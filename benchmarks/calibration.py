@@ -173,6 +173,8 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         print("| " + " | ".join(cells) + " |")
         if best is not None:
             shortfalls[link] = found[task.metric].mean - spreads(lines)[best][task.metric].mean
+    if gap := difference(lines, task.metric, "calibrated", "free"):
+        print(f"\n- {gap}")
     return shortfalls
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 from lines import complete, read, thinned
 
@@ -75,6 +75,19 @@ def table(lines: list[dict], *, paper: bool) -> None:
         print(f"- {gap}")
 
 
+def with_mask_minus_without(lines: list[dict]) -> None:
+    """Free with PyGCL's mask against free without, seed by seed."""
+    micro = {
+        (line["settings"]["mask"], line["seed"]): line["metrics"]["micro"]
+        for line in lines
+        if line["link"] == "free"
+    }
+    gaps = [micro[mask, seed] - micro["nt-xent", seed] for mask, seed in micro if mask == "pygcl"]
+    if len(gaps) > 1:
+        error = stdev(gaps) / len(gaps) ** 0.5
+        print(f"- micro: free with the mask minus without is {mean(gaps):+.2f} (standard error {error:.2f}).")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,6 +108,7 @@ def main() -> None:
         print(f"\n### {title}\n")
         if part := [line for line in lines if line["settings"]["mask"] == mask]:
             table(part, paper=mask == "nt-xent")
+    with_mask_minus_without(lines)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from taufree.experiments.recipes.imagenette import Imagenette
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
-from taufree.experiments.summary import best_temperature, free_against_best, spreads
+from taufree.experiments.summary import best_temperature, difference, free_against_best, spreads
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -77,7 +77,11 @@ def table(lines: list[dict]) -> None:
             cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
             row(*cells, str(found["knn"].seeds), f"{minutes:.1f}")
     for epochs, part in by_epochs.items():
-        for gap in free_against_best(part):
+        gaps = free_against_best(part)
+        gaps += [
+            gap for link in spreads(part) if link != "free" and (gap := difference(part, "knn", "free", link))
+        ]
+        for gap in dict.fromkeys(map(str, gaps)):
             print(f"\n- {epochs} epochs, {gap}", end="")
     print()
 

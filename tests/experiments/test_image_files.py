@@ -30,6 +30,17 @@ def test_train_and_val_are_taken_as_they_are(folder):
     assert found.val[0].read() == (folder / "val" / "flower" / "001.jpg").read_bytes()
 
 
+def test_held_out_images_may_be_called_test(folder):
+    expected = find_images(folder)
+    (folder / "val").rename(folder / "test")  # train and test are no classes
+    found = find_images(folder)
+    assert (found.classes, names(found.train), names(found.val)) == (
+        expected.classes,
+        names(expected.train),
+        names(expected.val),
+    )
+
+
 def test_classes_alone_are_split_by_their_names(tmp_path):
     write_folder(tmp_path, 12)
     found = find_images(tmp_path)

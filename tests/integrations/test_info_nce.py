@@ -6,6 +6,7 @@ import torch
 
 import taufree
 from taufree.integrations import info_nce as ours
+from tests.largest import Largest
 from tests.test_equivalence import agree, rows
 
 QUERY, KEY, SHARED, OWN = rows(9, 6), rows(9, 6, seed=1), rows(5, 6, seed=2), rows(9, 4, 6, seed=3)
@@ -49,3 +50,13 @@ def test_mistakes_are_named():
         ours.info_nce(QUERY, KEY, negative_mode="mixed")
     with pytest.raises(ValueError, match="must be a positive number, got 0"):
         ours.InfoNCE(temperature=0)
+
+
+def test_memory_is_linear_in_the_batch():
+    n = 2048
+    query, key, shared = (rows(n, 6, seed=seed) for seed in range(3))
+    for negatives in ((), (shared,)):
+        ours.InfoNCE()(query, key, *negatives)  # whatever is made once and for all
+        with Largest() as most:
+            ours.InfoNCE()(query, key, *negatives).backward()
+        assert most.numel < n * n / 2

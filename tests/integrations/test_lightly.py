@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.integrations.lightly import DCLLoss, DCLWLoss, NTXentLoss
+from tests.largest import Largest
 from tests.test_equivalence import agree, rows
 
 A, B = rows(9, 6), rows(9, 6, seed=1)
@@ -163,3 +164,13 @@ def test_dcl_is_finite_where_lightlys_is_not():
     assert torch.isfinite(loss)
     assert torch.isfinite(torch.autograd.grad(loss, opposite)[0]).all()
     assert torch.isnan(DCLLoss()(a.repeat(2, 1) * torch.nan, b.repeat(2, 1)))
+
+
+@pytest.mark.parametrize("kind", [NTXentLoss, DCLLoss, DCLWLoss])
+def test_memory_is_linear_in_the_batch(kind):
+    n = 2048
+    a, b = rows(n, 6), rows(n, 6, seed=1)
+    kind()(a, b)  # whatever is made once and for all
+    with Largest() as most:
+        kind()(a, b).backward()
+    assert most.numel < n * n / 2

@@ -18,6 +18,7 @@ from taufree.integrations.sentence_transformers import (
     MultipleNegativesRankingLoss,
     temperature_free,
 )
+from tests.largest import Largest
 
 EXTRA = ("query_to_query", "doc_to_query", "doc_to_doc")
 DIRECTIONS = [
@@ -219,6 +220,20 @@ def test_what_cannot_be_done_is_said(model):
         temperature_free(losses.CosineSimilarityLoss(model))
     with pytest.raises(ValueError, match="queries and documents at least, got 1 columns"):
         MultipleNegativesRankingLoss(model).compute_loss_from_embeddings(columns_of(1), None)
+
+
+@pytest.mark.parametrize(
+    ("count", "directions"),
+    [(3, ("query_to_doc",)), (3, ("query_to_doc", "doc_to_query")), (2, DIRECTIONS[-1])],
+)
+def test_memory_is_linear_in_the_batch(model, count, directions):
+    n = 2048
+    embeddings = columns_of(count, n=n)
+    loss = MultipleNegativesRankingLoss(model, directions=directions)
+    loss.compute_loss_from_embeddings(embeddings, None)  # whatever is made once and for all
+    with Largest() as most:
+        loss.compute_loss_from_embeddings(embeddings, None).backward()
+    assert most.numel < n * n / 2
 
 
 def test_the_librarys_trainer_trains_with_it_and_the_model_card_cites_the_paper(tmp_path):

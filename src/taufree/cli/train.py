@@ -97,7 +97,7 @@ def run(
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
             "downloaded if not given; dcrec; snli, bias and stsb for mabel and sentences. For images and msc "
-            "the folder itself: train/CLASS and val/CLASS, or CLASS.",
+            "the folder itself: train/CLASS and val/CLASS (or test/CLASS), or CLASS.",
         ),
     ] = None,
     out: Annotated[

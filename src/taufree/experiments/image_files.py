@@ -62,7 +62,7 @@ class Listing:
 
 
 def find_images(folder: Path) -> Listing:
-    """The images of ``folder``: of its ``train`` and ``val``, or of its classes, a fifth of each held out.
+    """The images of a folder: of its train and val (or test), or of its classes, a fifth of each held out.
 
     A class is a folder of images, at any depth. Which fifth is a matter of the names alone: those of a class
     are sorted, shuffled by NumPy's generator with seed 0, and the first fifth (rounded down, but one at
@@ -70,8 +70,9 @@ def find_images(folder: Path) -> Listing:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} must be a folder of images, but there is no such folder.")
-    if (folder / "train").is_dir() and (folder / "val").is_dir():
-        train, val = (_in_folder(folder / part) for part in ("train", "val"))
+    held_out = next((name for name in ("val", "test") if (folder / name).is_dir()), "")
+    if held_out and (folder / "train").is_dir():
+        train, val = (_in_folder(folder / part) for part in ("train", held_out))
         return _listing(folder, train, val)
     train, val = {}, {}
     for name, files in _in_folder(folder).items():
