@@ -55,7 +55,6 @@ def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):
         training = begun(shop, protocol=protocol)
         model, rows = training.weights, training.recipe.data.train
         row, end = model.train_samples
-        assert model.get_buffer("train_samples").shape[1] == training.recipe.samples
         targets = {(int(r), int(e)) for r, e in zip(row, end, strict=True)}
         held_out = {(r, int(e)) for r, e in enumerate(rows.lengths)}
         assert (held_out <= targets) == (protocol == "public")
@@ -70,7 +69,7 @@ def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):
 def test_a_step_is_the_sum_of_its_three_terms(shop):
     training = begun(shop, dropout=0.0)
     recipe, model = training.recipe, training.weights.train()
-    samples, expected = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    batch = samples, expected, _ = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
     out = model(samples)
     row, end = model.train_samples[:, samples]
     items = recipe.data.train.items[row]
@@ -81,12 +80,26 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
         0.1 * contrastive(out, out.last, LogOdds()),
         0.01 * divergence(out.conformity, expected),
     )
-    assert recipe.step(model, (samples, expected), LogOdds()).loss.item() == pytest.approx(
-        sum(terms).item(), rel=1e-5
-    )
+    assert recipe.step(model, batch, LogOdds()).loss.item() == pytest.approx(sum(terms).item(), rel=1e-5)
     weight = out.conformity
     assert weight[end > 1].min() >= 0
     assert (weight[end == 1] == 0.5).all()
+
+
+def test_histories_that_share_a_row_are_read_as_if_alone(shop):
+    training = begun(shop, dropout=0.0)
+    model = training.weights.double().train()
+    samples, _, slots = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    assert len(slots) <= 0.7 * len(samples)
+    alone = []
+    for row, end in model.train_samples[:, samples].T.tolist():
+        vectors = model.items(model.train_items[row, :end]) + model.places.weight[:end]
+        alone.append(model.encoder(model.entry_norm(vectors)[None])[0, -1])
+    found = [model(samples, slots=slots).sequence, model(samples).sequence, torch.stack(alone)]
+    slopes = [torch.autograd.grad(x.square().sin().sum(), model.items.weight)[0] for x in found]
+    for x, slope in zip(found, slopes, strict=True):
+        torch.testing.assert_close(x, found[-1], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(slope, slopes[-1], rtol=1e-10, atol=1e-10)
 
 
 def test_conformity_follows_its_definition(shop):

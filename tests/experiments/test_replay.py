@@ -8,7 +8,7 @@ from taufree.experiments.replay import WARM_UP, Replayed
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
 
 
-def trained(replayed, steps=20):
+def trained(replayed, steps=20, odd=16):
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 3).cuda()
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, capturable=True)
@@ -22,14 +22,16 @@ def trained(replayed, steps=20):
 
     step = Replayed(work) if replayed else work
     losses = []
-    for _ in range(steps):
-        losses.append(step([torch.randn(16, 8).cuda()]).item())
+    for number in range(steps):
+        losses.append(step([torch.randn(odd if number % 5 == 1 else 16, 8).cuda()]).item())
     return losses, layer.weight.detach().cpu(), step
 
 
-def test_replayed_training_is_plain_training_step_by_step():
-    plain, weight, _ = trained(replayed=False)
-    losses, other, step = trained(replayed=True)
+@pytest.mark.parametrize("odd", [16, 7])
+def test_replayed_training_is_plain_training_step_by_step(odd):
+    """Also if every fifth batch has another shape."""
+    plain, weight, _ = trained(replayed=False, odd=odd)
+    losses, other, step = trained(replayed=True, odd=odd)
     assert losses == pytest.approx(plain, rel=1e-5)
     assert torch.allclose(weight, other, atol=1e-6)
     assert not step.waits

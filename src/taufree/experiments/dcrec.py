@@ -17,6 +17,7 @@ from torch.nn.functional import cosine_similarity, dropout, kl_div
 
 from taufree.experiments.interactions import Interactions
 from taufree.experiments.item_graphs import adjacency, similarity  # first: says if PyG is missing
+from taufree.experiments.packing import one_a_row
 
 from torch_geometric.nn import LGConv  # isort: skip
 
@@ -59,12 +60,12 @@ class DCRec(nn.Module):
         data: what is trained and tested on.
         shape: the sizes.
         mean: the mean of the conformity weights.
-        whole: whether the last training items are trained on, too; else they are for validation alone.
+        samples: the rows and lengths of the histories to train on, [2, samples]; the target follows.
     """
 
-    def __init__(self, data: Interactions, shape: Shape, *, mean: float, whole: bool) -> None:
+    def __init__(self, data: Interactions, shape: Shape, *, mean: float, samples: Tensor) -> None:
         super().__init__()
-        self.mean = mean
+        self.mean, self.heads = mean, shape.heads
         longest = max(data.train.items.shape[1], data.test.items.shape[1]) - 1
         self.items = nn.Embedding(data.item_count + 1, shape.width, padding_idx=data.item_count)
         self.places = nn.Embedding(longest, shape.width)
@@ -87,16 +88,17 @@ class DCRec(nn.Module):
             self._keep(part, items=rows.items, lengths=rows.lengths, edges=graph.edges, weights=graph.weights)
             self._keep(part, similar_edges=alike.edges, similar_weights=alike.weights)
             if part == "train":
-                ends = rows.known if whole else rows.known & rows.known.roll(-1, 1)
-                samples = ends.nonzero()
-                self._keep(part, made=made, samples=torch.stack([samples[:, 0], samples[:, 1] + 1]))
+                self._keep(part, made=made, samples=samples)
 
     def _keep(self, part: str, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
             self.register_buffer(f"{part}_{name}", tensor, persistent=False)
 
-    def forward(self, index: Tensor, part: str = "sample") -> Output:
-        """The output of training samples by their numbers, or of ``train`` or ``test`` rows by theirs."""
+    def forward(self, index: Tensor, part: str = "sample", slots: Tensor | None = None) -> Output:
+        """The output of training samples by their numbers, or of ``train`` or ``test`` rows by theirs.
+
+        With ``slots`` the Transformer reads several histories in a row: see :func:`~.packing.packed`.
+        """
         table = "test" if part == "test" else "train"
         items, lengths, *graphs = (
             self.get_buffer(f"{table}_{name}")
@@ -105,23 +107,34 @@ class DCRec(nn.Module):
         row, end = (index, lengths[index]) if part != "sample" else self.get_buffer("train_samples")[:, index]
         ahead = items[row]
         last, target = (ahead.gather(1, place[:, None]).squeeze(1) for place in (end - 1, end))
-        read = self._read(ahead[:, :-1], end)
+        history = ahead[:, :-1]
+        slots = one_a_row(end, history.shape[1]) if slots is None else slots
+        read = self._read(history, end, slots)
         adjacent, similar = self._walk(*graphs[:2]), self._walk(*graphs[2:])
         views = torch.stack([read, adjacent[last], similar[last]])
         share = self.attention(self.fusion(views)).softmax(0)
         scores = (share * views).sum(0) @ self.items.weight[:-1].T
         sequence, conformity = read, read.new_empty(0)
         if self.training:
-            sequence = self._read(ahead[:, :-1], end)
+            sequence = self._read(history, end, slots)
             conformity = self._conformity(row, end, last, adjacent)
         return Output(scores, target, last, sequence, views[1], views[2], conformity)
 
-    def _read(self, history: Tensor, end: Tensor) -> Tensor:
+    def _read(self, history: Tensor, end: Tensor, slots: Tensor) -> Tensor:
         """[B, width]: the Transformer's output at the last of the first ``end`` items of [B, L] items."""
-        place = torch.arange(history.shape[1], device=history.device)
-        inputs = self.dropout(self.entry_norm(self.items(history) + self.places(place)))
-        outputs: Tensor = self.encoder(inputs, src_key_padding_mask=place >= end[:, None])
-        return outputs.gather(1, (end - 1)[:, None, None].expand(-1, 1, outputs.shape[2])).squeeze(1)
+        count, longest = history.shape
+        item = slots.clamp(min=0)
+        inputs = self.items(history.flatten()[item]) + self.places(item % longest)
+        own = torch.where(slots < 0, -1, item // longest)  # empty slots see each other, which nobody reads
+        strange = own[:, :, None] != own[:, None, :]
+        outputs: Tensor = self.encoder(
+            self.dropout(self.entry_norm(inputs)), mask=strange.repeat_interleave(self.heads, 0)
+        )
+        slot = torch.arange(slots.numel(), device=slots.device)
+        nowhere = count * longest
+        slot_of = slot.new_zeros(nowhere + 1).scatter(0, slots.where(slots >= 0, nowhere).flatten(), slot)
+        last = torch.arange(count, device=end.device) * longest + end - 1
+        return outputs.flatten(0, 1)[slot_of[last]]
 
     def _walk(self, edges: Tensor, weights: Tensor) -> Tensor:
         """[items, width]: norm(e + mean(e, Ae, AAe)) of the items' vectors e, for the graph A."""

@@ -45,6 +45,12 @@ class Rows:
         """[N, L + 1] booleans, where ``items`` are of the history."""
         return torch.arange(self.items.shape[1]) < self.lengths[:, None]
 
+    def beginnings(self, *, whole: bool) -> Tensor:
+        """[2, S], the row and the length of each history's beginnings, and of itself if ``whole``."""
+        ends = self.known if whole else self.known & self.known.roll(-1, 1)
+        row, last = ends.nonzero().T
+        return torch.stack([row, last + 1])
+
     def seen(self, index: Tensor) -> Tensor:
         """[B, S], all items that some rows have had so far, older ones too, and their targets."""
         items, end = self.items[index], self.lengths[index][:, None]

@@ -23,16 +23,15 @@ class Replayed(Generic[Result]):
     it is noticed in the last call before the recording and stays as it is.
 
     Args:
-        work: takes tensors that have the same shapes in every call and gives tensors, which hold until the
-            next call. Whatever it changes (parameters, an optimizer's state) it must change in place.
+        work: takes tensors and gives tensors, which hold until the next call; it is recorded once for all
+            calls with tensors of the same shapes. Whatever it changes (parameters, an optimizer's state) it
+            must change in place.
     """
 
     def __init__(self, work: Callable[[Sequence[Tensor]], Result]) -> None:
         self._work = work
-        self._inputs: list[Tensor] = []
         self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: Result
+        self._recordings: dict[Sequence[torch.Size], _Recording[Result]] = {}
         self.waits = False
         """Whether the work waits for the device and is therefore not replayed."""
 
@@ -42,15 +41,10 @@ class Replayed(Generic[Result]):
             return self._warm_up(inputs)
         if self.waits:
             return self._work(inputs)
-        if self._graph is None:
-            self._inputs = [x.clone() for x in inputs]
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._result = self._work(self._inputs)
-        for mine, x in zip(self._inputs, inputs, strict=True):
-            mine.copy_(x)
-        self._graph.replay()
-        return self._result
+        shapes = tuple(x.shape for x in inputs)
+        if shapes not in self._recordings:
+            self._recordings[shapes] = _Recording(self._work, inputs)
+        return self._recordings[shapes].replay(inputs)
 
     def _warm_up(self, inputs: Sequence[Tensor]) -> Result:
         # On another stream than the default one, as the recording will be.
@@ -72,3 +66,19 @@ class Replayed(Generic[Result]):
                 torch.cuda.set_sync_debug_mode(before)
         self.waits = any("called a synchronizing CUDA operation" in str(one.message) for one in seen)
         return result
+
+
+class _Recording(Generic[Result]):
+    """A CUDA graph of the work with tensors of its own, which others are copied to."""
+
+    def __init__(self, work: Callable[[Sequence[Tensor]], Result], inputs: Sequence[Tensor]) -> None:
+        self._inputs = [x.clone() for x in inputs]
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = work(self._inputs)
+
+    def replay(self, inputs: Sequence[Tensor]) -> Result:
+        for mine, x in zip(self._inputs, inputs, strict=True):
+            mine.copy_(x)
+        self._graph.replay()
+        return self._result

@@ -7,6 +7,7 @@ epoch by the test items themselves and trains on the validation items.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from taufree import Link, info_nce
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
 from taufree.experiments.interactions import read_interactions
 from taufree.experiments.observation import observe_pairs
+from taufree.experiments.packing import packed
 from taufree.experiments.ranking import AT_ONCE, draw_negatives, figures, ranks
 from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
 
@@ -126,11 +128,11 @@ class Recommendation(Recipe):
         self.negatives = {
             part: draw_negatives(rows, popularity, NEGATIVES, draw) for part, rows in self.parts.items()
         }
-        lengths = self.data.train.lengths
-        self.samples = int(lengths.sum() if chosen.protocol == "public" else (lengths - 1).sum())
-        if self.samples < chosen.batch_size:
+        self.samples = train.beginnings(whole=chosen.protocol == "public")
+        count = self.samples.shape[1]
+        if count < chosen.batch_size:
             raise ValueError(
-                f"batch_size must be at most {self.samples}, the number of histories to train on, "
+                f"batch_size must be at most {count}, the number of histories to train on, "
                 f"got {chosen.batch_size}."
             )
 
@@ -159,7 +161,7 @@ class Recommendation(Recipe):
     def model(self) -> nn.Module:
         chosen = self.settings
         shape = Shape(dropout=chosen.dropout)
-        model = DCRec(self.data, shape, mean=chosen.mean, whole=chosen.protocol == "public")
+        model = DCRec(self.data, shape, mean=chosen.mean, samples=self.samples)
         # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
         model.register_buffer("chosen", _flat(model).clone())
         model.register_buffer("chosen_figure", torch.tensor(-1.0, dtype=torch.float64))
@@ -172,17 +174,22 @@ class Recommendation(Recipe):
         self.negatives = {part: table.to(device) for part, table in self.negatives.items()}
         return self.static
 
-    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Numbers of samples, each at most once an epoch, and the conformity weights that are expected."""
-        order = torch.randperm(self.samples, generator=generator)
-        size = self.settings.batch_size
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Numbers of samples, each at most once an epoch, the conformity weights that are expected, and
+        where the Transformer reads each history."""
+        lengths = self.samples[1]
+        order = torch.randperm(len(lengths), generator=generator)
+        size, width = self.settings.batch_size, self.data.train.items.shape[1] - 1
+        # More than the mean need, so that nearly all batches have the same number of rows.
+        rows = math.ceil(1.2 * size * lengths.double().mean().item() / width)
         for start in range(0, len(order) - size + 1, size):
+            index = order[start : start + size]
             expected = self.settings.mean + 0.1 * torch.randn(size, generator=generator)
-            yield order[start : start + size], expected
+            yield index, expected, packed(lengths[index].tolist(), width, rows)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        samples, expected = batch
-        seen: Output = model(samples)
+        samples, expected, slots = batch
+        seen: Output = model(samples, slots=slots)
         ids = seen.last if self.settings.ids else None
         loss = cross_entropy(seen.scores, seen.targets)
         loss = loss + self.settings.divergence * divergence(seen.conformity, expected)
