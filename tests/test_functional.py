@@ -81,6 +81,7 @@ def test_not_a_number_in_gives_not_a_number_out(backend):
     a[2, 3] = math.inf
     for loss in every_loss(a, b, backend=backend):
         assert loss.isnan()
+    assert info_nce(a, b, b[:0], backend=backend).isnan()  # without any negative
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -79,7 +79,7 @@ def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
 def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):
     """The parts of many tiles are too small, each, to move a sum of eight digits."""
     monkeypatch.setattr(blockwise, "TILE", 8)
-    link, a, b = LearnableTemperature(0.1).bfloat16(), rows(300), rows(300, seed=1)
+    link, a, b = LearnableTemperature(0.1).bfloat16(), rows(150), rows(150, seed=1)
     found = [
         torch.autograd.grad(nt_xent(a, a + b, link=one, backend="blockwise"), one.parameters())[0].item()
         for one in (link, LearnableTemperature(link.tau).double())
