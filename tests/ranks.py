@@ -111,8 +111,10 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
     several = LINKS[link]().to(device, usual)
     names = CALLS[call][1]
     mine = [own(x, name, sizes, queues, rank, device) for x, name in zip(tensors, names, strict=True)]
-    mine_options = {
-        k: own(v, k, sizes, queues, rank, device) if isinstance(v, torch.Tensor) else v
+    mine_options = {  # ids and labels as columns of a table: not contiguous
+        k: own(torch.stack([v, -v], 1), k, sizes, queues, rank, device)[:, 0]
+        if isinstance(v, torch.Tensor)
+        else v
         for k, v in options.items()
     }
     found = getattr(taufree, function)(

@@ -37,3 +37,9 @@ def test_positives_are_counted_without_a_matrix():
     labels = torch.tensor([5, 5, -1, 5, 7, 7])
     assert Contrast(X, labels=labels).positive_count().tolist() == [2, 2, 0, 2, 1, 1]
     assert Contrast(X, X).positive_count().tolist() == [1] * 6
+
+
+def test_integers_of_any_dtype_are_counted():
+    for dtype in (torch.uint8, torch.int8, torch.int32, torch.uint16, torch.uint32, torch.uint64):
+        labels = torch.tensor([5, 5, 1, 5, 7, 7]).to(dtype)
+        assert Contrast(X, labels=labels).positive_count().tolist() == [2, 2, 0, 2, 1, 1]

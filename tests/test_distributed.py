@@ -175,6 +175,13 @@ def test_alone_it_is_the_plain_loss():
     assert "gather_distributed=True" in repr(InfoNCE(gather_distributed=True))
 
 
+def test_a_single_number_of_a_column_can_be_sent():
+    """A batch of one with a label from a table: a tensor of one number is contiguous with any stride."""
+    label = torch.tensor([[5, 6], [7, 8]])[1:, 0]
+    assert label.is_contiguous()
+    assert distributed._bytes(label).tolist() == [7, 0, 0, 0, 0, 0, 0, 0]
+
+
 def test_rows_are_gathered_up_to_a_size():
     class Ranks:
         rank, world = 0, 4

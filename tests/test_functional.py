@@ -81,6 +81,7 @@ def test_not_a_number_in_gives_not_a_number_out(backend):
     a[2, 3] = math.inf
     for loss in every_loss(a, b, backend=backend):
         assert loss.isnan()
+    assert info_nce(a, b, b[:0], backend=backend).isnan()  # without any negative
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -176,6 +177,15 @@ def test_mixed_dtypes_are_promoted_and_each_gradient_keeps_its_own(backend):
     assert loss.dtype == torch.float32
     assert [g.dtype for g in torch.autograd.grad(loss, leaves)] == [torch.float16, torch.float32]
     assert info_nce(half, single, double, backend=backend).dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_inputs_under_the_autocast_of_the_other_half_dtype(dtype):
+    a, b = rows(5, dtype=dtype), rows(5, seed=1, dtype=dtype)
+    other = torch.bfloat16 if dtype == torch.float16 else torch.float16
+    expected = list(every_loss(a, b))
+    with torch.autocast("cpu", dtype=other):
+        torch.testing.assert_close(list(every_loss(a, b)), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -99,6 +99,7 @@ class Shard(NamedTuple):
 
 def how_many(values: Tensor) -> Tensor:
     """[N]: how often each of the values occurs among them."""
+    values = values.long().contiguous()  # searchsorted knows no unsigned ones and warns of strided ones
     ordered = values.sort().values
     return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
 

@@ -226,7 +226,7 @@ def _padded(x: Tensor, rows: int) -> Tensor:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    return x.view(-1).view(torch.uint8)
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)  # a single number may have any stride
 
 
 @contextmanager

@@ -127,8 +127,10 @@ def nt_xent(
     check_alike(view_a=view_a, view_b=view_b)
     if ids is not None:
         _check_integers("ids", ids, view_a)
+    with torch.autocast(view_a.device.type, enabled=False):  # whose cat refuses all half dtypes but its own
+        views = torch.cat([view_a, view_b])
     contrast = Contrast(
-        torch.cat([view_a, view_b]),
+        views,
         shift=view_a.shape[0],
         ids=None if ids is None else torch.cat([ids, ids]),
     )

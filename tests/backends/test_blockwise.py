@@ -66,6 +66,27 @@ def test_derivatives(link, reduction, monkeypatch):
     assert torch.autograd.gradcheck(lambda a: sup_con(a, labels, **options), (a,))
 
 
+@pytest.mark.parametrize("link", [Temperature(0.01), LogOdds(gain=20.0)], ids=repr)
+def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
+    """It has no gradient of its own, whatever exp(logit) is: 100 and more is beyond float32."""
+    a = rows(3)[[0, 1, 2, 0]].requires_grad_()  # the last label is on no other row
+    labels = torch.tensor([0, 0, 1, 2])
+    losses = [sup_con(a, labels, link=link, backend=backend) for backend in ("blockwise", "reference")]
+    found, expected = (torch.autograd.grad(loss, a)[0] for loss in losses)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):
+    """The parts of many tiles are too small, each, to move a sum of eight digits."""
+    monkeypatch.setattr(blockwise, "TILE", 8)
+    link, a, b = LearnableTemperature(0.1).bfloat16(), rows(150), rows(150, seed=1)
+    found = [
+        torch.autograd.grad(nt_xent(a, a + b, link=one, backend="blockwise"), one.parameters())[0].item()
+        for one in (link, LearnableTemperature(link.tau).double())
+    ]
+    assert found[0] == pytest.approx(found[1], rel=0.1)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_second_derivative_names_the_backend_that_has_one(reduction):
     a, b = rows(4).requires_grad_(), rows(4, seed=1).requires_grad_()

@@ -108,6 +108,12 @@ def interpret():
     found["deterministic"] = errors("symmetric", 27, 20, torch.float32, LogOdds())
     torch.use_deterministic_algorithms(False)
     found["twin"] = errors("twin", 27, 20, torch.float32, LogOdds())
+    groups = torch.arange(14).reshape(7, 2) // 4  # a column of a table is not contiguous
+    rows = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
+    found["strided"] = [
+        [loss(x, LogOdds(), None).tolist() for loss in (triton.loss, reference.loss)]
+        for x in (Contrast(rows, labels=groups[:, 0]), Contrast(rows, rows.flip(1), ids=groups[:, 0]))
+    ]
     torch.manual_seed(0)
     a = torch.randn(7, 5, requires_grad=True)
     first = triton.loss(Contrast(a, torch.randn(7, 5)), LogOdds(), None).sum()
@@ -157,6 +163,11 @@ def test_agrees_with_the_reference(case, interpreted):
 def test_a_negative_that_agrees_with_its_anchor(interpreted):
     """1 - c of tiles is a difference of float32 numbers near 1: exact to 1e-7 of the resolution's 1e-4."""
     assert max(interpreted["twin"]) < 2e-3
+
+
+def test_ids_and_labels_may_be_columns_of_a_table(interpreted):
+    for fused, dense in interpreted["strided"]:
+        assert fused == pytest.approx(dense, rel=1e-5)
 
 
 def test_deterministic_sums(interpreted):

@@ -128,7 +128,7 @@ class _Engine:
         self.queue = None if queue is None else Rows(queue, self.dtype, wanted[2])
         self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
         self.params = [p for p in inputs[4:] if p is not None]
-        self.param_grads = [torch.zeros_like(p) for p in self.params]
+        self.param_grads = self._no_param_grads()
         odds = type(link) is LogOdds and link.gain == 1
         self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if odds else SoftmaxTile
 
@@ -183,6 +183,9 @@ class _Engine:
         if self.params:
             self._learn(link_gradient(self.link, similarity, outer, self.params))
         return outer * self.link.slope(*similarity)
+
+    def _no_param_grads(self) -> list[Tensor]:
+        return [torch.zeros_like(p, dtype=self.wide) for p in self.params]  # parts of many tiles add up in it
 
     def _learn(self, gradients: Sequence[Tensor | None], share: float = 1.0) -> None:
         for total, gradient in zip(self.param_grads, gradients, strict=True):

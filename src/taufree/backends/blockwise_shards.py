@@ -62,7 +62,7 @@ class Shards(_Engine):
             if x is not None and wanted:
                 x.grad = torch.zeros(x.x.shape, dtype=self.dtype, device=x.x.device)
                 x.along.zero_()
-        self.param_grads = [torch.zeros_like(p) for p in self.params]
+        self.param_grads = self._no_param_grads()
         if self.cols is None and self.contrast.keys is not None:
             return None
         side = (self.cols or self.rows).side

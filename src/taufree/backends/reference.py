@@ -63,7 +63,8 @@ def masked_logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None
 def _cross_entropy(positive: Tensor, negatives: Tensor) -> Tensor:
     """log(1 + sum_k exp(negative_k - positive)), without overflow and exact when it is tiny."""
     excess = negatives - positive[:, None]
-    top = excess.detach().amax(1).clamp(min=0) if excess.shape[1] else torch.zeros_like(positive)
+    # Without negatives it is 0, and NaN stays NaN.
+    top = excess.detach().amax(1).clamp(min=0) if excess.shape[1] else positive.detach().clamp(0, 0)
     return top + torch.log1p(torch.expm1(-top) + (excess - top[:, None]).exp().sum(1))
 
 

@@ -272,7 +272,7 @@ class Direction:
         share = torch.where(count == 1, (log_s - log_z).exp(), 1 / count)
         some = count > 0
         self.losses[part] = loss.where(some, 0)
-        self.side.log_z[part] = log_z.where(some, 0)
+        self.side.log_z[part] = log_z.where(some, torch.inf)  # or exp(logit) times its grad, 0, is NaN
         self.side.keep[part] = (count != 1).to(log_z.dtype)
         self.side.pull[part] = self.side.grad[part] * share.where(some, 0)
 

@@ -100,13 +100,14 @@ def _arguments(contrast: Contrast, link: Link) -> tuple[Any, ...]:
     else:
         one = torch.ones(1, dtype=torch.float32, device=contrast.anchors.device)
         scale = link.slope(one, one, one)
+    groups = contrast.ids if contrast.labels is None else contrast.labels
     return (
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),
         None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),
         _own(contrast, link, kind == ODDS),
         scale,
-        contrast.ids if contrast.labels is None else contrast.labels,
+        None if groups is None else groups.contiguous(),
         None if contrast.labels is None else contrast.positive_count().double(),
         contrast.shift,
         contrast.in_batch,
