@@ -111,7 +111,9 @@ def pretrain(
     asked = {"model": model, "settings": {**asdict(settings), "precision": precision}}
     record = out / RECORD
     if record.is_file():
-        there = _unless_damaged(record, lambda: json.loads(record.read_text(encoding="utf-8")))
+        there: dict[str, Any] = _unless_damaged(
+            record, lambda: json.loads(record.read_text(encoding="utf-8"))
+        )
         _check_same(asked, there, out)
         return there
     started = time.monotonic()
