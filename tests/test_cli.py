@@ -73,6 +73,7 @@ def test_help_teaches():
         (["run", "--batch-size", "1"], "batch_size must be at least 2, got 1."),
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
+        (["run", "--precision", ""], "precision must be one of "),
         (["diagnose", "absent.npy"], "absent.npy does not exist"),
         (["bench", "--n", "64,x"], "n must be positive integers with commas between them, got '64,x'."),
         (["bench", "--d", "0"], "d must be positive integers with commas between them, got '0'."),
@@ -282,3 +283,18 @@ def test_an_out_that_is_a_file_gets_one_sentence(command, tmp_path):
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
     assert "must be a folder" in run.stderr
+
+
+def test_paths_are_no_markup_and_a_report_that_cannot_be_written_is_bad_input(tmp_path):
+    out = tmp_path / "a[/b]"
+    command = ("run", "digits", "--links", "free", "--seeds", "1", "--epochs", "1", "--out", str(out))
+    done = taufree_command(*command)
+    assert done.returncode == 0, done.stderr
+    assert f"Report: {out / 'report.html'}" in done.stdout
+    (out / "report.html").unlink()
+    (out / "report.html").mkdir()
+    refused = invoke(*command)
+    assert refused.exit_code == 2
+    assert f"1 of 1 runs are already in {out / 'results.jsonl'}" in refused.stderr
+    assert f"taufree: --out {out} cannot be written to: Is a directory." in refused.stderr
+    assert sorted(entry.name for entry in out.iterdir()) == [".lock", "report.html", "results.jsonl"]

@@ -159,6 +159,14 @@ def test_damaged_archive(tmp_path: Path) -> None:
         load_embeddings(tmp_path / "x.npz")
 
 
+def test_a_head_that_promises_more_than_memory_holds(tmp_path: Path) -> None:
+    with (tmp_path / "x.npy").open("wb") as file:
+        head = {"descr": "<f4", "fortran_order": False, "shape": (2**45, 8)}
+        np.lib.format.write_array_header_1_0(file, head)
+    with pytest.raises(ValueError, match=r"x.npy cannot be read as .npy: Unable to allocate"):
+        load_embeddings(tmp_path / "x.npy")
+
+
 def test_missing_and_unknown(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"x.npz does not exist"):
         load_embeddings(tmp_path / "x.npz")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.run import BadInputError
 
 
 def tied() -> nn.Module:
@@ -84,3 +85,17 @@ def test_a_failure_while_writing_leaves_the_older_checkpoint(checkpoint):
     other = tied()
     assert checkpoint.load(other) == {"epoch": 1}
     assert same(other, model)
+
+
+def test_what_cannot_be_written_is_one_sentence_and_leaves_the_older_one(checkpoint):
+    class Unwritable(nn.Module):
+        def state_dict(self, *args, **kwargs):
+            raise OSError(28, "No space left on device")
+
+    checkpoint.save(1, tied(), {"epoch": 1})
+    with pytest.raises(
+        BadInputError, match=r"the checkpoint .*epoch-2 could not be written: .*No space left"
+    ):
+        checkpoint.save(2, Unwritable(), {"epoch": 2})
+    assert [entry.name for entry in checkpoint.path.iterdir()] == ["epoch-1"]
+    assert checkpoint.load(tied())["epoch"] == 1

@@ -29,8 +29,10 @@ def test_arrays_are_written_whole_and_read_back(tmp_path):
     assert all(np.array_equal(found[name], value) for name, value in arrays().items())
     assert [entry.name for entry in path.parent.iterdir()] == ["a.npz"]
     assert load_arrays(tmp_path / "absent.npz") is None
-    path.write_bytes(b"damaged")
-    assert load_arrays(path) is None
+    whole = path.read_bytes()
+    for damaged in (b"damaged", b"", whole[:-100], whole[:200] + b"0000" + whole[204:]):
+        path.write_bytes(damaged)
+        assert load_arrays(path) is None
 
 
 def test_the_map_has_every_image_in_its_class_and_keeps_classes_apart():

@@ -69,6 +69,17 @@ def test_a_broken_off_decoding_is_begun_again(folder, monkeypatch):
     assert load_images(find_images(folder), 160).lines.float().std() > 10
 
 
+@pytest.mark.parametrize("name", ["lines.npy", "about.json"])
+def test_a_damaged_cache_is_made_again(folder, name):
+    first = load_images(find_images(folder), 160).lines.clone()
+    (path,) = (cache_folder() / "images").glob(f"*/{name}")
+    for damaged in (path.read_bytes()[:-100], b""):
+        path.write_bytes(damaged)
+        assert torch.equal(load_images(find_images(folder), 160).lines, first)
+    path.unlink()
+    assert torch.equal(load_images(find_images(folder), 160).lines, first)
+
+
 def test_damaged_images_are_named_and_left_out(folder):
     listing = find_images(folder)
     whole = load_images(listing, 160)

@@ -108,6 +108,8 @@ def test_the_core_is_what_taking_out_one_by_one_leaves():
         (["ratings.csv", "--core", "9"], "must have users with 9 interactions, and none is left of it."),
         (["empty.csv"], "empty.csv cannot be read as a table"),
         (["damaged.parquet"], "damaged.parquet cannot be read as a table"),
+        (["users.csv"], "users without tabs and line breaks in them for --user, got 'a\\tb'."),
+        (["lists.parquet"], "must have names, numbers or times in column 'user', got List(Int64)."),
         (["films.csv"], "films.csv must have items without spaces in them for --item, got 'Toy Story'."),
         (["films.csv", "--item", "id", "--time", "when"], "numbers or dates such as 2024-01-31, got 'now'."),
     ],
@@ -118,6 +120,8 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkey
     Path("empty.csv").write_text("")
     Path("damaged.parquet").write_bytes(b"nothing")
     Path("films.csv").write_text("user,item,id,time,when\n1,Toy Story,7,3,now\n")
+    Path("users.csv").write_text("user,item,time\na\tb,7,3\n")
+    pl.DataFrame({"user": [[1]], "item": [7], "time": [3]}).write_parquet("lists.parquet")
     found = CliRunner().invoke(build(), ["sequences", *arguments, "--out", "made"])
     assert found.exit_code == 2
     assert sentence in found.stderr

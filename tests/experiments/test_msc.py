@@ -292,3 +292,7 @@ def test_a_replayed_run_is_a_plain_one(cifar, monkeypatch):
     assert replayed._step._graph is not None
     assert not replayed._step.waits
     assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-2)
+
+
+def test_a_folder_that_cannot_even_be_named_is_no_cifar10():
+    assert MSC.own_data(Path("x" * 300))

@@ -120,3 +120,32 @@ def test_keys_tell_runs_apart():
     lines = [line(), line(1), line(link="0.1"), line(recipe="other"), line(settings={"epochs": 2})]
     assert len({line_key(one) for one in lines}) == 5
     assert line_key(line(settings={"a": 1, "b": 2})) == line_key(line(settings={"b": 2, "a": 1}, seconds=9))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": 4},
+        {"seed": [1]},
+        {"link": "banana"},
+        {"link": 3},
+        {"seconds": "long"},
+        {"metrics": {"knn": "good"}},
+        {"metrics": {"knn": float("nan")}},
+        {"curves": {"loss": "falling"}},
+        {"curves": {"loss": [1.0, None]}},
+    ],
+)
+def test_a_line_that_no_table_can_show_is_damaged(results, warnings, changes):
+    results.path.write_text(f"{json.dumps(line(1) | changes)}\n{json.dumps(line())}\n")
+    assert results.read() == [line()]
+    assert len(warnings) == 1
+
+
+def test_a_file_that_cannot_be_written_is_bad_input(results):
+    results.path.mkdir()
+    for use in (results.read, lambda: results.append(line())):
+        with pytest.raises(
+            BadInputError, match=f"--out {results.path.parent} cannot be written to: Is a dir"
+        ):
+            use()

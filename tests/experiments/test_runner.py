@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_model
 
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.recipes.digits import Digits, DigitsSettings
@@ -190,3 +191,32 @@ def test_a_loss_that_is_no_number_is_named(tmp_path):
 def test_data_that_do_not_fit_are_the_users_to_mend(tmp_path):
     with pytest.raises(BadInputError, match="batch_size must be at most 1297, got 1500"):
         train(tiny(settings=DigitsSettings(batch_size=1500)), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "of another version", "of a model of other sizes"])
+def test_a_checkpoint_that_does_not_fit_is_named_and_the_run_begins_anew(tmp_path, damage):
+    run, notes = tiny("learnable"), []
+    training = begun(run)
+    training.train_epoch()
+    checkpoint = Checkpoint(tmp_path / "checkpoints" / run.slug)
+    training.save(checkpoint)
+    (folder,) = checkpoint.path.iterdir()
+    if damage == "cut off":
+        (folder / "weights.safetensors").write_bytes((folder / "weights.safetensors").read_bytes()[:-9])
+    elif damage == "of another version":
+        torch.save({"epoch": 2, "seconds": 1.0, "curves": {}, "parts": {}}, folder / "state.pt")
+    else:
+        save_model(torch.nn.Linear(3, 3), folder / "weights.safetensors")
+    line = train(run, tmp_path / "checkpoints", note=notes.append)
+    assert len(notes) == 1
+    assert str(checkpoint.path) in notes[0]
+    assert "the run begins anew" in notes[0]
+    assert equal(line, train(run, tmp_path / "other"))
+
+
+def test_figures_that_are_no_numbers_fail_the_run(tmp_path, monkeypatch):
+    with pytest.raises(FloatingPointError, match="the gradient scale became inf in epoch 1"):
+        train(tiny("1e-37"), tmp_path)
+    monkeypatch.setattr(Digits, "evaluate", lambda self, model: {"knn": float("nan"), "linear": 1.0})
+    with pytest.raises(FloatingPointError, match="knn became nan after 3 epochs"):
+        train(tiny(), tmp_path)

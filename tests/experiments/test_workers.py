@@ -1,6 +1,9 @@
 """Workers: a run that fails, or takes its process down, costs that run alone."""
 
 import multiprocessing
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -63,3 +66,30 @@ def test_of_several_ranks_one_that_dies_ends_the_work(tmp_path, monkeypatch):
     (child,) = multiprocessing.active_children()
     child.kill()
     assert [(event.run.seed, event.kind) for event in events] == [(0, "broken")]
+
+
+def test_a_process_killed_between_two_runs_costs_the_next_one_alone(tmp_path):
+    runs = [Run("digits", "free", seed, TINY) for seed in range(3)]
+    told = []
+    for event in work(runs, tmp_path, jobs=1, every=30):
+        told.append((event.run.seed, event.kind))
+        if told[-1] == (0, "done"):
+            (child,) = multiprocessing.active_children()
+            child.kill()
+            child.join()
+    assert [one for one in told if one[1] != "epoch"] == [
+        *((0, "begun"), (0, "done")),
+        *((1, "begun"), (1, "failed")),
+        *((2, "begun"), (2, "done")),
+    ]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
+def test_ctrl_c_is_not_heard_by_a_worker_that_still_imports(tmp_path):
+    events = work([Run("digits", "free", 0, TINY)], tmp_path, jobs=1, every=30)
+    assert next(events).kind == "begun"
+    (child,) = multiprocessing.active_children()
+    time.sleep(0.3)  # long enough for Python to be there, too short for PyTorch
+    os.kill(child.pid, signal.SIGINT)
+    assert [event.kind for event in events][-1] == "done"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -108,7 +108,7 @@ def pretrain_mlm(
     from taufree.experiments.language.pretrain import PretrainSettings, pretrain
 
     try:
-        chosen = choose_device(device, precision or "32-true")
+        chosen = choose_device(device, "32-true" if precision is None else precision)
         settings = PretrainSettings(epochs=epochs, tokens=tokens, learning_rate=learning_rate)
         with bar("training") as watch:
             found = pretrain(

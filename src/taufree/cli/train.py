@@ -149,7 +149,7 @@ def run(
         given |= {"model": model, "alignment": alignment}
         chosen = find_recipe(recipe)
         settings, usual = choose_settings(chosen, preset, given)
-        device = choose_device(device, precision or "32-true")
+        device = choose_device(device, "32-true" if precision is None else precision)
         precision = precision or (chosen.gpu_precision if device == "cuda" else "32-true")
         ranks.check(chosen, settings, device, jobs)
     except ValueError as error:
@@ -166,18 +166,22 @@ def run(
         ranks.wait_for_first()
         refuse(error)
     if outcome.lines:
-        report = write_report(outcome.lines, out / "report.html")
+        try:
+            report = write_report(outcome.lines, out / "report.html")
+        except OSError as error:
+            refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show = Console(soft_wrap=True)
         show.print(_result_table(outcome.lines))
         for gap in free_against_best(outcome.lines):
             show.print(str(gap), highlight=False)
-        show.print(f"Report: {report}", highlight=False)
+        show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
-            show.print(f"Scores: {out / 'scores'}", highlight=False)
+            show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
     if outcome.interrupted:
         console.print(
             f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}; "
             "give the same command again to go on.",
+            markup=False,
             soft_wrap=True,
         )
         raise typer.Exit(130)

@@ -29,8 +29,8 @@ from .embeddings import table
 
 _NEEDED = "needed are 2-D arrays of floating-point embeddings or a 1-D array of integer labels"
 _UNREADABLE = (
-    ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError, SafetensorError,
-    pyarrow.ArrowException, zlib.error,
+    ValueError, OSError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, pickle.UnpicklingError,
+    SafetensorError, pyarrow.ArrowException, zlib.error,
 )  # fmt: skip
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib")
 

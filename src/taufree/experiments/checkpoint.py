@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
+
+from taufree.experiments.run import BadInputError
 
 
 class Checkpoint:
@@ -27,21 +30,28 @@ class Checkpoint:
     def save(self, epoch: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Make this the newest checkpoint, and remove the older ones."""
         draft, final = self.path / f"draft-{epoch}", self.path / f"epoch-{epoch}"
-        for leftover in (draft, final):
-            shutil.rmtree(leftover, ignore_errors=True)
-        draft.mkdir(parents=True)
-        save_model(model, str(draft / "weights.safetensors"))
-        torch.save(state, draft / "state.pt")
-        for file in draft.iterdir():
-            _flush(file)
-        os.replace(draft, final)
+        try:
+            for leftover in (draft, final):
+                shutil.rmtree(leftover, ignore_errors=True)
+            draft.mkdir(parents=True)
+            save_model(model, str(draft / "weights.safetensors"))
+            torch.save(state, draft / "state.pt")
+            for file in draft.iterdir():
+                _flush(file)
+            os.replace(draft, final)
+        except (OSError, RuntimeError, SafetensorError) as error:  # safetensors and torch have their own
+            shutil.rmtree(draft, ignore_errors=True)
+            reason = str(error).splitlines()[0]
+            raise BadInputError(f"the checkpoint {final} could not be written: {reason}") from error
         for entry in self.path.iterdir():
             if entry != final:
                 shutil.rmtree(entry)
 
     def load(self, model: nn.Module) -> dict[str, Any] | None:
         """Put the newest weights into ``model`` and return the state; None where nothing was saved."""
-        found = sorted(self.path.glob("epoch-*"), key=lambda entry: int(entry.name.removeprefix("epoch-")))
+        found = sorted(
+            self.path.glob("epoch-[0-9]*"), key=lambda entry: int(entry.name.removeprefix("epoch-"))
+        )
         if not found:
             return None
         load_model(model, str(found[-1] / "weights.safetensors"))

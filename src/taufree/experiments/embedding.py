@@ -38,5 +38,5 @@ def load_arrays(path: Path) -> Arrays | None:
     try:
         with np.load(path) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError):
+    except Exception:  # a damaged file can raise anything
         return None

@@ -76,11 +76,12 @@ def load_images(listing: Listing, side: int) -> Images:
     folder = cache_folder() / "images" / f"{listing.fingerprint()}-{side}-{FORMAT}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):  # several runs may start at once
-        if not (folder / "about.json").exists():
+        try:
+            about, lines = _cached(folder)
+        except Exception:  # not there, or damaged, which can raise anything
+            shutil.rmtree(folder, ignore_errors=True)
             _decode_all(listing, side, folder)
-    about = json.loads((folder / "about.json").read_text())
-    # Copy on write: PyTorch has no read-only tensors, and nothing here writes.
-    lines = np.load(folder / "lines.npy", mmap_mode="c")[: len(about["labels"])]
+            about, lines = _cached(folder)
     return Images(
         torch.from_numpy(lines),
         torch.tensor(about["sizes"]),
@@ -89,6 +90,12 @@ def load_images(listing: Listing, side: int) -> Images:
         listing.classes,
         tuple(about["skipped"]),
     )
+
+
+def _cached(folder: Path) -> tuple[dict[str, Any], Bytes]:
+    about: dict[str, Any] = json.loads((folder / "about.json").read_text())
+    # Copy on write: PyTorch has no read-only tensors, and nothing here writes.
+    return about, np.load(folder / "lines.npy", mmap_mode="c")[: len(about["labels"])]
 
 
 def from_arrays(

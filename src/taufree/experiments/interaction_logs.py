@@ -75,7 +75,8 @@ def build_sequences(
     frame = frame.with_columns(_moments(frame["time"], log))
     total = frame.height
     frame, notes = _without_gaps(frame, log, first)
-    _check_items(frame["item"], log)
+    _check_names(frame["user"], log, r"[\t\r\n]", "tabs and line breaks")
+    _check_names(frame["item"], log, r"\s", "spaces")
     who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
     frame = frame.filter(pl.Series(k_core(who, what, core), dtype=pl.Boolean))
     rows = (
@@ -149,6 +150,8 @@ def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:
     if len(found) != 1:
         wanted = repr(name) if name else f"called {' or '.join(NAMES[kind])}"
         raise ValueError(f"{log} must have one column {wanted} for --{kind}, got {', '.join(frame.columns)}.")
+    if (dtype := frame[found[0]].dtype).is_nested():
+        raise ValueError(f"{log} must have names, numbers or times in column {found[0]!r}, got {dtype}.")
     return str(found[0])
 
 
@@ -165,10 +168,11 @@ def _moments(times: pl.Series, log: Path) -> pl.Series:
         ) from error
 
 
-def _check_items(items: pl.Series, log: Path) -> None:
-    """Items are written with spaces between them, so that they can have none."""
-    if items.dtype == pl.String and len(torn := items.filter(items.str.contains(r"\s"))):
-        raise ValueError(f"{log} must have items without spaces in them for --item, got {torn[0]!r}.")
+def _check_names(names: pl.Series, log: Path, between: str, what: str) -> None:
+    """Items are written with spaces between them, and users with tabs, so that they can have none."""
+    if names.dtype == pl.String and len(torn := names.filter(names.str.contains(between))):
+        kind = names.name
+        raise ValueError(f"{log} must have {kind}s without {what} in them for --{kind}, got {torn[0]!r}.")
 
 
 def _without_gaps(frame: pl.DataFrame, log: Path, first: int) -> tuple[pl.DataFrame, tuple[str, ...]]:

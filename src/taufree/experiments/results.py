@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
+from taufree.experiments.link_names import temperature_of
 from taufree.experiments.run import BadInputError, run_key
 
 KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
@@ -36,15 +38,14 @@ class Results:
         self._lock = FileLock(out / ".lock")
 
     def __enter__(self) -> Results:
-        try:
+        with self._writing():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise BadInputError(
-                f"another run is writing to {self.path.parent}, wait for it or choose another --out."
-            ) from None
-        except OSError as error:
-            raise BadInputError(f"--out {self.path.parent} cannot be written to: {error.strerror}.") from None
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise BadInputError(
+                    f"another run is writing to {self.path.parent}, wait for it or choose another --out."
+                ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,6 +55,10 @@ class Results:
         """All whole lines, the newest one of each run; damaged ones are named and set aside."""
         if not self.path.exists():
             return []
+        with self._writing():
+            return self._repaired()
+
+    def _repaired(self) -> list[Line]:
         good: dict[str, Line] = {}
         kept: list[bytes] = []
         broken: list[bytes] = []
@@ -80,7 +85,17 @@ class Results:
         """Add one run; when this returns, the line is on the disk."""
         if set(line) != set(KEYS):
             raise ValueError(f"line must have the keys {', '.join(KEYS)}, got {', '.join(line)}.")
-        _append(self.path, [json.dumps(line, allow_nan=False).encode()])
+        with self._writing():
+            _append(self.path, [json.dumps(line, allow_nan=False).encode()])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BadInputError(
+                f"--out {self.path.parent} cannot be written to: {error.strerror}."
+            ) from error
 
 
 def line_key(line: Line) -> str:
@@ -91,14 +106,35 @@ def line_key(line: Line) -> str:
 def parse(raw: bytes) -> Line:
     """A line of the file, or a ValueError that says what is wrong with it."""
     try:
-        line = json.loads(raw)
+        line = json.loads(raw, parse_constant=_refuse)
     except ValueError:
         raise ValueError("this line is not whole JSON") from None
     if not isinstance(line, dict) or set(line) != set(KEYS):
         raise ValueError(f"this line has not exactly the keys {', '.join(KEYS)}")
     if not all(isinstance(line[name], dict) for name in ("settings", "metrics", "curves")):
         raise ValueError("the settings, metrics and curves of this line are not all objects")
+    if not isinstance(line["recipe"], str) or not isinstance(line["seed"], int) or not _is_link(line["link"]):
+        raise ValueError("the recipe, link and seed of this line are not a name, a link and an integer")
+    curves = (number for curve in line["curves"].values() for number in _listed(curve))
+    numbers = (line["seconds"], *line["metrics"].values(), *curves)
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise ValueError("the seconds, metrics and curves of this line are not all numbers")
     return line
+
+
+def _is_link(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and (temperature_of(name) or 1) > 0
+    except ValueError:
+        return False
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")  # and append never writes it
+
+
+def _listed(curve: Any) -> list[Any]:
+    return curve if isinstance(curve, list) else [curve]
 
 
 def _append(path: Path, lines: list[bytes]) -> None:

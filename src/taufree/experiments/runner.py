@@ -75,7 +75,9 @@ def train(
         note(sentence)
     training = Training(run, recipe)
     checkpoint = Checkpoint(checkpoints / run.slug)
-    training.restore(checkpoint)
+    if wrong := training.restore(checkpoint):
+        note(f"{checkpoint.path} is damaged or of other data ({wrong}); the run begins anew.")
+        training = Training(run, recipe)
     started -= training.seconds
     saved = time.monotonic()
     while training.epoch < run.settings.epochs and not recipe.enough(training.curves):
@@ -87,8 +89,11 @@ def train(
             saved = time.monotonic()
         watch(training.epoch, loss)
     metrics = training.evaluate()
-    training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
-    training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
+    try:
+        training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
+        training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
+    except OSError as error:
+        raise BadInputError(f"--out {checkpoints.parent} cannot be written to: {error.strerror}.") from error
     return {
         "recipe": run.recipe,
         "link": run.link,
@@ -154,9 +159,10 @@ class Training:
         means: list[float] = torch.stack(rows).mean(0).tolist()
         # 0 where all rows are zero, whose cosines are too.
         values = [*means[:-1], 1 / means[-1] if means[-1] else 0.0, temperature_at_zero(self.link)]
-        if not math.isfinite(values[0]):
-            raise FloatingPointError(f"the loss became {values[0]} in epoch {self.epoch + 1}.")
         for name, value in zip(CURVES, values, strict=True):
+            if not math.isfinite(value):
+                what = name.replace("_", " ")
+                raise FloatingPointError(f"the {what} became {value} in epoch {self.epoch + 1}.")
             self.curves[name].append(value)
         if last:
             self.curves.update(tally.result())
@@ -190,7 +196,11 @@ class Training:
     @torch.no_grad()
     def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
-        return {name: float(value) for name, value in judge(self.model).items()}
+        figures = {name: float(value) for name, value in judge(self.model).items()}
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name} became {value} after {self.epoch} epochs.")
+        return figures
 
     @torch.no_grad()
     def keep(self, path: Path) -> None:
@@ -214,19 +224,34 @@ class Training:
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         checkpoint.save(self.epoch, self.weights, {**state, "parts": parts})
 
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        state = checkpoint.load(self.weights) if self.fabric.is_global_zero else None
+    def restore(self, checkpoint: Checkpoint) -> str:
+        """Go on from the newest checkpoint, if there is one; returns what is wrong with it, if anything.
+
+        What is wrong is the same on all ranks, and this object is then of no more use.
+        """
+        # The folder may be on the machine of rank 0 alone.
+        state, wrong = self.fabric.broadcast(self._read(checkpoint))
+        if state is None:
+            return str(wrong)
+        try:
+            self.weights.load_state_dict(state["weights"])
+            self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
+            self._fit(state["parts"]["optimizer"]["param_groups"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state["parts"][name])
+        except Exception as error:  # another version's state can raise anything
+            return type(error).__name__
+        return ""
+
+    def _read(self, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, str]:
+        """The newest state, with the weights, and what is wrong with it; other ranks than 0 read nothing."""
+        try:
+            state = checkpoint.load(self.weights) if self.fabric.is_global_zero else None
+        except Exception as error:  # a damaged file can raise anything
+            return None, type(error).__name__
         if state is not None:
             state["weights"] = {name: value.cpu() for name, value in self.weights.state_dict().items()}
-        # The folder may be on the machine of rank 0 alone.
-        if (state := self.fabric.broadcast(state)) is None:
-            return
-        self.weights.load_state_dict(state["weights"])
-        self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
-        self._fit(state["parts"]["optimizer"]["param_groups"])
-        for name, part in self._parts().items():
-            part.load_state_dict(state["parts"][name])
+        return state, ""
 
     def _fit(self, groups: list[dict[str, Any]]) -> None:
         """Give an optimizer's groups what belongs to the device, and not to the run, which may change it."""

@@ -62,7 +62,9 @@ def sweep(
         return _help(runs, out / "checkpoints", every)
     failed: dict[Run, str] = {}
     interrupted = False
-    with Results(out, lambda text: console.print(text, style="yellow", soft_wrap=True)) as results:
+    with Results(
+        out, lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
+    ) as results:
         there = {line_key(line) for line in results.read()}
         missing = [run for run in runs if run.key not in there]
         if ranks.world() > 1:
@@ -71,6 +73,7 @@ def sweep(
             console.print(
                 f"{there_already} of {len(runs)} runs are already in {results.path}; "
                 "they are not run again, even if the data have changed.",
+                markup=False,
                 soft_wrap=True,
             )
         checkpoints = out / "checkpoints"

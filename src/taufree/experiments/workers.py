@@ -7,13 +7,14 @@ their parent does, however it ends.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -67,7 +68,8 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
             for worker in workers:
                 if worker.run is None and waiting:
                     worker.run = waiting.pop()
-                    worker.pipe.send(worker.run)
+                    with contextlib.suppress(OSError):  # of a worker that is gone, which recv tells
+                        worker.pipe.send(worker.run)
                     yield Event(worker.run, "begun")
             for pipe in wait([worker.pipe for worker in workers if worker.run]):
                 worker = next(one for one in workers if one.pipe is pipe)
@@ -98,9 +100,23 @@ def _start(checkpoints: Path, threads: int, every: float) -> _Worker:
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, checkpoints, threads, every), daemon=True)
-    process.start()
+    with _undisturbed():
+        process.start()
     theirs.close()
     return _Worker(process, mine)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits; a process started meanwhile never hears it, not even while it imports its modules."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> None:

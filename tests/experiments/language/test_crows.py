@@ -62,6 +62,9 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     (tmp_path / "pairs.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="with the columns sent_more, sent_less, bias_type"):
         read_crows(tmp_path / "pairs.csv")
+    (tmp_path / "pairs.csv").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"pairs.csv does not hold CrowS-Pairs \(UnicodeDecodeError\)"):
+        read_crows(tmp_path / "pairs.csv")
 
 
 @pytest.mark.skipif(not (DATA / "bias").is_dir(), reason=f"CrowS-Pairs is not in {DATA}")

@@ -30,6 +30,7 @@ def test_both_layouts_give_the_entailments_once_each(tmp_path):
     ("break_it", "sentence"),
     [
         (lambda folder: (folder / "s2.dev").unlink(), "lacks s2.dev"),
+        (lambda folder: (folder / "s2.dev").write_bytes(b"\xff\n"), "snli must be text in UTF-8"),
         (lambda folder: (folder / "s2.dev").write_text("one\n"), "s1.dev 2, s2.dev 1, labels.dev 2"),
         (
             lambda folder: (folder / "more.jsonl").write_text('{"sentence1": "a"}'),

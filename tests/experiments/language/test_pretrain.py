@@ -86,5 +86,25 @@ def test_the_command_says_the_perplexities_and_refuses_in_a_sentence(data, headl
     found = CliRunner().invoke(build(), [*arguments, "--out", str(tmp_path / "out"), "--epochs", "0"])
     assert found.exit_code == 2
     assert "epochs must be at least 1, got 0." in found.stderr
-    with pytest.raises(ValueError, match=r"learning_rate must be positive, got -1\.0\.$"):
+    with pytest.raises(ValueError, match=r"learning_rate must be positive and finite, got -1\.0\.$"):
         PretrainSettings(learning_rate=-1.0)
+    blocked = CliRunner().invoke(build(), [*arguments, "--out", str(data / "text" / "a.txt")])
+    assert blocked.exit_code == 2
+    assert "a.txt cannot be written to: File exists." in blocked.stderr
+    (tmp_path / "out" / "pretraining.json").write_text("{")
+    damaged = CliRunner().invoke(build(), [*arguments, "--out", str(tmp_path / "out")])
+    assert damaged.exit_code == 2
+    assert "pretraining.json is damaged (JSONDecodeError), remove it to begin anew." in damaged.stderr
+
+
+def test_damaged_files_are_named(data, headless, tmp_path):
+    folder = tmp_path / "out" / "checkpoint" / "epoch-1"
+    folder.mkdir(parents=True)
+    (folder / "weights.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"checkpoint is damaged \(SafetensorError\), remove it to begin"):
+        pretrain(str(headless), data, tmp_path / "out", SETTINGS)
+    path = data / "text" / "b.txt.gz"
+    for content in (path.read_bytes()[:-20], b"no gzip at all"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"b\.txt\.gz must be text in UTF-8, but cannot be read"):
+            read_sentences(data)

@@ -75,3 +75,11 @@ def test_a_damaged_benchmark_is_refused(data, headless):
     (data / "stsb" / "dev.csv").unlink()
     with pytest.raises(ValueError, match="is not there"):
         begun(data, headless)
+
+
+def test_an_empty_part_of_the_benchmark_is_refused(tmp_path):
+    (tmp_path / "dev.csv").write_text("")
+    with pytest.raises(
+        ValueError, match=r"dev.csv must have rows of two sentences and a number, but is empty"
+    ):
+        read_stsb(tmp_path / "dev.csv")

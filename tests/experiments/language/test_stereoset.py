@@ -123,6 +123,9 @@ def test_files_and_models_that_do_not_fit_are_refused(tokenizer, model, tmp_path
     (tmp_path / "dev.json").write_text("{}")
     with pytest.raises(ValueError, match=r"does not hold StereoSet's examples \(KeyError\)"):
         read_stereoset(tmp_path / "dev.json")
+    (tmp_path / "dev.json").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"does not hold StereoSet's examples \(UnicodeDecodeError\)"):
+        read_stereoset(tmp_path / "dev.json")
     (tmp_path / "none.jsonl").write_text('{"type": "intersentence"}')
     with pytest.raises(ValueError, match="but has none"):
         read_stereoset(tmp_path / "none.jsonl")

@@ -26,8 +26,11 @@ def read_crows(path: Path) -> list[Row]:
     """The pairs of the official CSV: ``sent_more``, the more stereotypical, ``sent_less``, ``bias_type``."""
     if not path.is_file():
         raise ValueError(f"{path} must hold CrowS-Pairs, but is not there.")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (UnicodeError, csv.Error) as error:
+        raise ValueError(f"{path} does not hold CrowS-Pairs ({type(error).__name__}).") from error
     names = (*SIDES, "bias_type", "stereo_antistereo")
     if not rows or not set(names) <= set(rows[0]):
         raise ValueError(f"{path} must be CrowS-Pairs with the columns {', '.join(names)}.")

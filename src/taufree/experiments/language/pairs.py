@@ -71,7 +71,10 @@ def swap_pairs(pairs: list[tuple[str, str]]) -> SwappedPairs:
 def _read_columns(*paths: Path) -> Iterator[tuple[str, str, str]]:
     if missing := [path.name for path in paths if not path.is_file()]:
         raise ValueError(f"{paths[0].parent} must hold {LAYOUT}, but lacks {', '.join(missing)}.")
-    premises, hypotheses, labels = (path.read_text(encoding="utf-8").splitlines() for path in paths)
+    try:
+        premises, hypotheses, labels = (path.read_text(encoding="utf-8").splitlines() for path in paths)
+    except UnicodeError as error:
+        raise ValueError(f"the files of {paths[0].parent} must be text in UTF-8: {error}.") from error
     if not len(premises) == len(hypotheses) == len(labels):
         counts = ", ".join(
             f"{path.name} {len(lines)}"

@@ -13,6 +13,7 @@ import logging
 import math
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,8 +69,8 @@ class PretrainSettings:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
         if self.tokens < self.length:
             raise ValueError(f"tokens must be at least {self.length}, a longest sentence, got {self.tokens}.")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}.")
 
 
 def read_sentences(data: Path) -> list[str]:
@@ -77,8 +78,11 @@ def read_sentences(data: Path) -> list[str]:
     found: dict[str, None] = {}
     for path in sorted((data / "text").glob("*.txt*")):
         opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            found.update(dict.fromkeys(line.strip() for line in lines))
+        try:
+            with opened(path, "rt", encoding="utf-8") as lines:
+                found.update(dict.fromkeys(line.strip() for line in lines))
+        except (OSError, EOFError, UnicodeError, zlib.error) as error:
+            raise ValueError(f"{path} must be text in UTF-8, but cannot be read: {error}.") from error
     if any((data / name).is_dir() for name in CORPORA):
         for first, second, _ in read_pairs(data):
             found.update({first: None, second: None})
@@ -107,7 +111,9 @@ def pretrain(
     asked = {"model": model, "settings": {**asdict(settings), "precision": precision}}
     record = out / RECORD
     if record.is_file():
-        there: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        there: dict[str, Any] = _unless_damaged(
+            record, lambda: json.loads(record.read_text(encoding="utf-8"))
+        )
         _check_same(asked, there, out)
         return there
     started = time.monotonic()
@@ -117,6 +123,7 @@ def pretrain(
     if missing:
         note(f"{model} lacks {len(missing)} weights, {missing[0]} among them; they start at random.")
     sentences = read_sentences(data)
+    out.mkdir(parents=True, exist_ok=True)  # where that cannot be, better know it before the training
     order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(0)).tolist()
     held_out = min(HELD_OUT, len(sentences) // 10)
     text = [sentences[number] for number in order]
@@ -134,7 +141,7 @@ def pretrain(
     schedule = LambdaLR(optimizer, lambda step: _rate(step / total, settings.warm_up))
     parts = {"optimizer": wrapped_optimizer, "schedule": schedule, "precision": fabric.strategy.precision}
     checkpoint = Checkpoint(out / "checkpoint")
-    state = checkpoint.load(weights)
+    state = _unless_damaged(checkpoint.path, lambda: checkpoint.load(weights))
     if state is None:
         state = {
             **asked,
@@ -192,8 +199,15 @@ def pretrain(
     return found
 
 
+def _unless_damaged(path: Path, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"{path} is damaged ({type(error).__name__}), remove it to begin anew.") from error
+
+
 def _check_same(asked: dict[str, Any], there: dict[str, Any], out: Path) -> None:
-    if any(there[name] != value for name, value in asked.items()):
+    if any(there.get(name) != value for name, value in asked.items()):
         raise ValueError(f"out must be a folder of its own, but {out} holds a model trained otherwise.")
 
 

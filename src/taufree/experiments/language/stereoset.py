@@ -43,8 +43,8 @@ def read_stereoset(path: Path) -> list[Row]:
     """
     if not path.is_file():
         raise ValueError(f"{path} must hold StereoSet's examples, but is not there.")
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in text.splitlines()]
             rows = [row for row in lines if row["type"] == "intrasentence"]

@@ -118,9 +118,12 @@ def read_stsb(path: Path) -> list[tuple[str, str, float]]:
         raise ValueError(f"{path} must hold a part of the STS benchmark, but is not there.")
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [(first, second, float(score)) for first, second, score in csv.reader(file)]
-    except ValueError as error:
+            rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{path} must have rows of two sentences and a number ({error}).") from error
+    if not rows:
+        raise ValueError(f"{path} must have rows of two sentences and a number, but is empty.")
+    return rows
 
 
 RECIPE = Sentences
