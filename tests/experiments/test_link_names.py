@@ -53,6 +53,7 @@ def test_a_link_of_ones_own(tmp_path, monkeypatch):
         ("absent_module:Warm", "gave ModuleNotFoundError: No module named 'absent_module'."),
         ("math:Warm", "gave AttributeError: module 'math' has no attribute 'Warm'."),
         ("taufree:Temperature", "gave TypeError: "),  # it needs a tau
+        ("taufree:Link", "gave NotImplementedError: Link must define logit(cosine, gap, rise)."),
         ("math:pi", "gave TypeError: 'float' object is not callable."),
         ("collections:OrderedDict", "must be a taufree.Link, got OrderedDict."),
         (":Warm", "gave ValueError: Empty module name."),

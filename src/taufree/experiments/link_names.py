@@ -6,6 +6,8 @@ import importlib
 import math
 from collections.abc import Callable
 
+import torch
+
 from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
 
 NAMED: dict[str, Callable[[], Link]] = {
@@ -94,10 +96,12 @@ def _imported(name: str) -> Link:
     module, _, attribute = name.partition(OWN)
     try:
         made = getattr(importlib.import_module(module), attribute)()
+        if isinstance(made, Link):
+            made(torch.zeros(1))
     except Exception as error:  # a user's code may raise anything
         raise ValueError(
-            f"links has {name!r}, which must be a class that can be imported and made without arguments, "
-            f"but gave {type(error).__name__}: {error}."
+            f"links has {name!r}, which must be a class that can be imported, made without arguments "
+            f"and called, but gave {type(error).__name__}: {error}."
         ) from error
     if not isinstance(made, Link):
         raise ValueError(f"links has {name!r}, which must be a taufree.Link, got {type(made).__name__}.")
