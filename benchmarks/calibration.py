@@ -27,7 +27,7 @@ from statistics import mean
 
 import torch
 from calibration_figures import overview, sizes
-from lines import append, complete, read, stopping, thinned
+from lines import append, complete, head, read, row, stopping, thinned
 from torch.utils.benchmark import Timer
 
 from taufree import CalibratedLogOdds, InfoNCE, LogOdds
@@ -155,7 +155,7 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         if line["link"] == UNTRAINED and line["recipe"] == task.recipe
     }
     best = best_temperature(lines, task.metric)
-    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    head(*HEAD)
     shortfalls = {}
     for link, found in spreads(lines).items():
         ended = [line for line in lines if line["link"] == link]
@@ -170,7 +170,7 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         cells = [describe(link), str(found[task.metric]), "" if gap is None or link == best else shown(gap)]
         cells += [" / ".join(f"{x:.3g}" for x in dimension), f"{tau:.3f}", str(lost)]
         cells += [str(len(ended)), f"{mean(line['seconds'] for line in ended):.1f}"]
-        print("| " + " | ".join(cells) + " |")
+        row(*cells)
         if best is not None:
             shortfalls[link] = found[task.metric].mean - spreads(lines)[best][task.metric].mean
     if gap := difference(lines, task.metric, "calibrated", "free"):
@@ -231,12 +231,12 @@ def everywhere(shortfalls: dict[str, dict[str, float]]) -> None:
     if not tasks:
         return
     print("\n### Everywhere: mean minus that of the task's best temperature\n")
-    print("| link | " + " | ".join(tasks) + " | worst |\n" + "|---" * (len(tasks) + 2) + "|")
+    head("link", *tasks, "worst")
     for link in in_order({link for task in tasks for link in shortfalls[task]}):
         found = {task: shortfalls[task][link] for task in tasks if link in shortfalls[task]}
         cells = [f"{found[task]:+.2f}" if task in found else "" for task in tasks]
         worst = f"{min(found.values()):+.2f}" if len(found) == len(tasks) else ""
-        print("| " + " | ".join([describe(link), *cells, worst]) + " |")
+        row(describe(link), *cells, worst)
 
 
 def cost(device: str) -> None:
@@ -244,7 +244,7 @@ def cost(device: str) -> None:
     made = torch.bfloat16 if device == "cuda" else torch.float32
     sizes = [(256, 128), (1024, 128), (1024, 512), (4096, 128), (4096, 512)]
     sizes += [(16384, 512), (65536, 512)] if device == "cuda" else []
-    print("| N x D | gain 2 | calibrated | gain 2, ids | calibrated, ids |\n" + "|---" * 5 + "|")
+    head("N x D", "gain 2", "calibrated", "gain 2, ids", "calibrated, ids")
     for n, d in sizes:
         a, b = (torch.randn(n, d, device=device, dtype=made, requires_grad=True) for _ in range(2))
         ids, cells = torch.arange(n, device=device) // 2, [f"{n:,} x {d}"]
@@ -252,7 +252,7 @@ def cost(device: str) -> None:
             loss = InfoNCE(symmetric=True, link=make().to(device))
             timer = Timer("loss(a, b, ids=of).backward()", globals={"loss": loss, "a": a, "b": b, "of": of})
             cells.append(f"{1e3 * timer.blocked_autorange(min_run_time=0.5).median:.2f}")
-        print("| " + " | ".join(cells) + " |")
+        row(*cells)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from statistics import mean, stdev
 
-from lines import complete, read, thinned
+from lines import complete, head, read, row, thinned
 
 from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe
@@ -57,7 +57,7 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
 
 def table(lines: list[dict], *, paper: bool) -> None:
     """Markdown: one row for each link, then free minus the best temperature."""
-    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
+    head(*HEAD)
     for link, found in spreads(lines).items():
         published = PAPER.get(link, ("", "")) if paper else ("", "")
         seconds = mean(line["seconds"] for line in lines if line["link"] == link)
@@ -69,7 +69,7 @@ def table(lines: list[dict], *, paper: bool) -> None:
             published[1],
         ]
         cells += [str(found["micro"]), str(found["macro"]), str(found["micro"].seeds), f"{seconds:.1f}"]
-        print("| " + " | ".join(cells) + " |")
+        row(*cells)
     print()
     for gap in free_against_best(lines):
         print(f"- {gap}")
