@@ -5,8 +5,8 @@
     python benchmarks/imagenette.py --speed [--data FOLDER] # images per second; noise for want of a folder
 
 Writes benchmarks/results/imagenette.jsonl, the raw line of each run when it ends, with every twentieth epoch
-of its curves, and docs/figures/imagenette.png from those of 200 epochs; --speed writes
-benchmarks/results/imagenette-speed.json.
+of its curves, and docs/figures/imagenette.png and imagenette-800.png from the runs of 200 and 800 epochs.
+--speed writes benchmarks/results/imagenette-speed.json.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from taufree.experiments.augment import Parameters
 from taufree.experiments.environment import choose_device
 from taufree.experiments.images import from_arrays
 from taufree.experiments.link_names import describe, parse_links
+from taufree.experiments.observation import BINS
 from taufree.experiments.recipes.imagenette import Imagenette
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
@@ -35,6 +36,7 @@ from taufree.experiments.summary import best_temperature, difference, free_again
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+FIGURES = ROOT / "docs" / "figures"
 # Kim and Kim, arXiv 2501.17683: kNN accuracy, mean and standard deviation of ten runs, in %.
 PAPER = {
     "0.1": "80.69 ± 0.24",
@@ -50,7 +52,7 @@ HEAD = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "s
 
 def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
     """Do the runs that the results lack, as long as the time allows."""
-    settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
+    settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size, together=not chosen.apart)
     runs = [
         Run("imagenette", link, seed, settings, precision, device, chosen.data)
         for seed in range(chosen.seeds)
@@ -66,24 +68,43 @@ def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
 def table(lines: list[dict]) -> None:
     """Markdown: a row for each link and number of epochs, then free minus the best temperature."""
     head(*HEAD)
-    by_epochs = {
-        epochs: [line for line in lines if line["settings"]["epochs"] == epochs]
-        for epochs in sorted({line["settings"]["epochs"] for line in lines})
+    kinds = [(line["settings"]["epochs"], not line["settings"]["together"]) for line in lines]
+    parts = {
+        kind: [line for line, own in zip(lines, kinds, strict=True) if own == kind]
+        for kind in sorted(set(kinds))
     }
-    for epochs, part in by_epochs.items():
+    for (epochs, apart), part in parts.items():
         for link, found in spreads(part).items():
             minutes = mean(line["seconds"] for line in part if line["link"] == link) / 60
-            cells = [describe(link), str(epochs), *(str(found[name]) for name in Imagenette.metrics)]
+            name = f"{epochs}, views apart" if apart else str(epochs)
+            cells = [describe(link), name, *(str(found[metric]) for metric in Imagenette.metrics)]
             cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
             row(*cells, str(found["knn"].seeds), f"{minutes:.1f}")
-    for epochs, part in by_epochs.items():
+    for (epochs, _), part in parts.items():
         gaps = free_against_best(part)
         gaps += [
             gap for link in spreads(part) if link != "free" and (gap := difference(part, "knn", "free", link))
         ]
         for gap in dict.fromkeys(map(str, gaps)):
             print(f"\n- {epochs} epochs, {gap}", end="")
-    print()
+    print("\n")
+
+
+def cosines(lines: list[dict]) -> None:
+    """Markdown: where the cosines are in the last epoch, mean over seeds."""
+    head("link", "epochs", "positive cosine", "positives > 0.95", "negatives > 0.95", "effective dimension")
+    for epochs in sorted({line["settings"]["epochs"] for line in lines}):
+        for link in spreads(part := [line for line in lines if line["settings"]["epochs"] == epochs]):
+            curves = [line["curves"] for line in part if line["link"] == link]
+            near = [
+                mean(sum(own[name][-BINS // 40 :]) / sum(own[name]) for own in curves)
+                for name in ("positive_histogram", "negative_histogram")
+            ]
+            cosine, dimension = (
+                mean(own[name][-1] for own in curves) for name in ("positive_cosine", "effective_dimension")
+            )
+            shares = (f"{100 * share:.1f} %" for share in near)
+            row(describe(link), str(epochs), f"{cosine:.3f}", *shares, f"{dimension:.1f}")
 
 
 def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
@@ -96,7 +117,7 @@ def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
     at = EVERY * np.arange(1, epochs // EVERY + 1)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, base in zip(figure.subplots(1, 2), (0, curves[best]), strict=True):
-        blues = iter(colormaps["Blues"](np.linspace(0.35, 1, len(curves) - 1)))
+        blues = iter(colormaps["Blues"](np.linspace(0.35, 1, len(curves) - ("free" in curves))))
         for link, curve in curves.items():
             look = {"color": "#d55e00", "lw": 2.5, "zorder": 3} if link == "free" else {"color": next(blues)}
             axes.plot(at, curve - base, marker="o", ms=3, label=describe(link), **look)
@@ -108,6 +129,24 @@ def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
     figure.legend(
         *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False
     )
+    figure.savefig(path, dpi=150)
+
+
+def draw_long(lines: list[dict], path: Path) -> None:
+    """The kNN accuracy over the epochs, and where the negatives' cosines are in the last one, of one seed."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for line in lines:
+        look = {"label": describe(line["link"]), "color": "#d55e00" if line["link"] == "free" else "#2171b5"}
+        curve, counts = line["curves"]["knn"], np.array(line["curves"]["negative_histogram"])
+        left.plot(EVERY * np.arange(1, len(curve) + 1), curve, **look)
+        right.stairs(100 * counts / counts.sum(), np.linspace(-1, 1, BINS + 1), fill=True, alpha=0.5, **look)
+    left.set(xlabel="epoch", ylabel="kNN accuracy, %", ylim=(70, None))
+    right.set(xlabel="cosine of a negative pair, last epoch", ylabel="% of the negatives")
+    right.set_xticks([-1, -0.5, 0, 0.5, 1])
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
 
 
@@ -163,6 +202,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=ImageSettings.epochs)
     parser.add_argument("--batch-size", type=int, default=ImageSettings.batch_size)
+    parser.add_argument("--apart", action="store_true", help="one view after the other, as LightlySSL")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--device", default="auto")
@@ -186,8 +226,12 @@ def main() -> None:
         train(chosen, device, precision)
     lines = read(chosen.results)
     table(lines)
-    if short := [line for line in lines if line["settings"]["epochs"] == 200]:
-        draw(short, ROOT / "docs" / "figures" / "imagenette.png")
+    usual = [line for line in lines if line["settings"]["together"]]
+    cosines(usual)
+    if short := [line for line in usual if line["settings"]["epochs"] == 200]:
+        draw(short, FIGURES / "imagenette.png")
+    if long := [line for line in usual if line["settings"]["epochs"] == 800 and line["seed"] == 0]:
+        draw_long(long, FIGURES / "imagenette-800.png")
 
 
 if __name__ == "__main__":

@@ -196,9 +196,11 @@ def mabel_table(base: dict, lines: list[dict]) -> None:
     for name in FIGURES:
         for other in LINKS[1:]:
             if gap := difference(published, name, "free", other):
-                low, high = gap.interval or (float("nan"), float("nan"))
-                size = f"{gap.mean:+.2f} (95 % interval {low:+.2f} to {high:+.2f}, {len(gap.per_seed)} seeds)"
-                print(f"- {name.upper()}: free minus {describe(other)} is {size}")
+                within = "one seed"
+                if gap.interval:
+                    low, high = gap.interval
+                    within = f"95 % interval {low:+.2f} to {high:+.2f}, {len(gap.per_seed)} seeds"
+                print(f"- {name.upper()}: free minus {describe(other)} is {gap.mean:+.2f} ({within})")
 
 
 def table(chosen: argparse.Namespace) -> None:

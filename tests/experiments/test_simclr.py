@@ -84,6 +84,15 @@ def test_the_head_is_exact_where_the_backbone_is_bfloat16():
     assert not torch.equal(projections, projections.bfloat16().float())
 
 
+def one_after_the_other(training, images, drawn):
+    """The projections of each view, from a network that sees one view at a time."""
+    lines = training.recipe.images.lines[images]
+    return [
+        training.weights(augment(lines, Parameters(*(part[half] for part in drawn)), size=32))[1]
+        for half in (slice(8), slice(8, 16))
+    ]
+
+
 def test_a_step_is_nt_xent_of_two_views_of_the_same_images(folder):
     training = begun(tiny(folder))
     recipe = training.recipe
@@ -92,14 +101,19 @@ def test_a_step_is_nt_xent_of_two_views_of_the_same_images(folder):
     assert [len(part) for part in drawn] == [16] * 6
     training.weights.eval()
     step = recipe.step(training.weights, (images, *drawn), LogOdds())
-    views = [
-        training.weights(
-            augment(recipe.images.lines[images], Parameters(*(part[half] for part in drawn)), size=32)
-        )[1]
-        for half in (slice(8), slice(8, 16))
-    ]
-    assert step.loss.item() == pytest.approx(nt_xent(*views).item(), rel=1e-4)
+    apart = nt_xent(*one_after_the_other(training, images, drawn))
+    assert step.loss.item() == pytest.approx(apart.item(), rel=1e-4)
     assert step.observation.candidates == 15
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_views_share_the_statistics_of_batch_norms_if_they_go_together(folder, together):
+    training = begun(tiny(folder, together=together))
+    images, *drawn = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    training.weights.train()
+    step = training.recipe.step(training.weights, (images, *drawn), LogOdds())
+    apart = nt_xent(*one_after_the_other(training, images, drawn))
+    assert (step.loss.item() == pytest.approx(apart.item(), rel=1e-4)) is not together
 
 
 def test_batches_use_a_training_image_once_and_depend_on_the_generator_alone(folder):

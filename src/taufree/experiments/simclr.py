@@ -43,6 +43,8 @@ class ImageSettings(ViewSettings):
             instead of ImageNet's 7 x 7 one with stride 2 and a max-pool.
         neighbours: how many neighbours vote in the kNN accuracy.
         projection: how many numbers of a view the loss compares.
+        together: whether both views of a batch go through the network as one, so that they share the batch
+            norms' statistics; LightlySSL sends one after the other.
     """
 
     epochs: int = 800
@@ -52,6 +54,7 @@ class ImageSettings(ViewSettings):
     small_stem: bool = False
     neighbours: int = 200
     projection: int = 128
+    together: bool = True
 
 
 class Encoder(nn.Module):
@@ -127,7 +130,9 @@ class SimCLR(ImageRecipe):
         return super().settle(model, device)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        a, b = model(self.views(batch))[1].chunk(2)
+        views = self.views(batch)
+        parts = [views] if self.settings.together else views.chunk(2)
+        a, b = torch.cat([model(part)[1] for part in parts]).chunk(2)
         return Step(self.loss(a, b, link), observe_views(a, b, link, anchors=64))
 
     def embed(self, model: nn.Module, views: Tensor) -> Tensor:
