@@ -1,9 +1,14 @@
 """Devices and precisions are checked before anything starts."""
 
+import logging
+import warnings
+
 import pytest
 import torch
+from lightning.fabric import Fabric
+from torch.optim.lr_scheduler import LambdaLR
 
-from taufree.experiments.environment import choose_device, hardware, versions
+from taufree.experiments.environment import choose_device, hardware, hush, versions
 from taufree.experiments.run import BadInputError
 
 
@@ -34,3 +39,26 @@ def test_what_is_recorded():
     assert found["device"] == "cpu"
     assert found["cpu"]
     assert found["cores"] >= found["threads"] >= 1
+
+
+def announced(caplog, recwarn):
+    """What a run in mixed precision says whose first step is left out."""
+    caplog.clear()
+    recwarn.clear()
+    Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = LambdaLR(optimizer, lambda step: 1.0)
+    schedule.step()
+    return {record.message for record in caplog.records} | {str(one.message) for one in recwarn}
+
+
+def test_what_is_told_of_every_run_is_left_out(caplog, recwarn):
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).addHandler(caplog.handler)
+    warnings.simplefilter("always")
+    precision, steps = sorted(announced(caplog, recwarn), key=lambda said: "lr_scheduler" in said)
+    assert "bfloat16" in precision
+    assert "lr_scheduler.step" in steps
+    hush()
+    assert not announced(caplog, recwarn)

@@ -35,6 +35,13 @@ def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def test_a_worker_that_has_nothing_left_to_do_ends_by_itself(tmp_path):
+    children = set()
+    for _ in work([Run("digits", "free", 0, TINY)], tmp_path, jobs=1, every=30):
+        children.update(multiprocessing.active_children())
+    assert [child.exitcode for child in children] == [0]
+
+
 def test_closing_the_iterator_stops_the_workers(tmp_path):
     events = work([Run("digits", "free", 0, TINY)], tmp_path, jobs=1, every=30)
     assert next(events).kind == "begun"

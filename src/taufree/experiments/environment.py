@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import warnings
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -33,6 +35,14 @@ def choose_device(device: str, precision: str) -> str:
     if chosen == "cpu" and precision == "16-mixed":
         raise BadInputError("precision 16-mixed needs a GPU, use bf16-mixed on the CPU.")
     return chosen
+
+
+def hush() -> None:
+    """Leave out what is told of every run on a GPU and asks nothing of the user."""
+    for name in ("lightning.fabric", "lightning.pytorch"):  # the precision, and advice on it
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # In float16 the first steps are left out until the loss's scale fits; the schedule goes on.
+    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
 
 
 def versions() -> dict[str, str]:

@@ -9,7 +9,6 @@ Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.r
 from __future__ import annotations
 
 import datetime
-import logging
 import math
 import random
 import time
@@ -29,7 +28,7 @@ from taufree.experiments import ranks
 from taufree.experiments.batch_norm import synchronised
 from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.embedding import save_arrays
-from taufree.experiments.environment import hardware, versions
+from taufree.experiments.environment import hardware, hush, versions
 from taufree.experiments.link_names import make_link
 from taufree.experiments.observation import Observation, Tally, temperature_at_zero
 from taufree.experiments.recipe import Recipe, find_recipe
@@ -112,8 +111,7 @@ class Training:
     """Model, link and optimizer of one run, and how far they have come."""
 
     def __init__(self, run: Run, recipe: Recipe) -> None:
-        for name in ("lightning.fabric", "lightning.pytorch"):  # they announce the precision of every run
-            logging.getLogger(name).setLevel(logging.WARNING)
+        hush()
         self.run, self.recipe = run, recipe
         self.fabric = _fabric(run)
         self.fabric.launch()

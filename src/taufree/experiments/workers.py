@@ -33,6 +33,9 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
 }
 
+PATIENCE = 10.0
+"""Seconds that a process has to end by itself."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -54,6 +57,14 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     run: Run | None = None
+
+    def dismiss(self) -> None:
+        """Ask an idle process to end, which clears up what compilers have left; a busy one is stopped."""
+        if self.run is None:
+            with contextlib.suppress(OSError):
+                self.pipe.send(None)
+        else:
+            self.process.terminate()
 
 
 def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Generator[Event, None, None]:
@@ -88,8 +99,10 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
                 yield event
     finally:
         for worker in workers:
-            worker.process.terminate()
+            worker.dismiss()
         for worker in workers:
+            worker.process.join(PATIENCE)
+            worker.process.kill()
             worker.process.join()
 
 
@@ -130,7 +143,9 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
     torch.set_num_threads(threads)
     with threadpool_limits(threads, user_api="blas"):
         while True:
-            run: Run = pipe.recv()
+            run: Run | None = pipe.recv()
+            if run is None:
+                return
             try:
                 teller = _Teller(pipe, run)
                 line = train(run, checkpoints, every=every, watch=teller, note=teller.note)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import math
 import shutil
 import time
@@ -27,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from taufree.diagnostics.writing import write_whole
 from taufree.experiments.checkpoint import Checkpoint
-from taufree.experiments.environment import hardware, versions
+from taufree.experiments.environment import hardware, hush, versions
 from taufree.experiments.language.pairs import CORPORA, read_pairs
 from taufree.experiments.language.scoring import Watch
 from taufree.experiments.language.tokens import (
@@ -131,7 +130,7 @@ def pretrain(
         tokenise(tokenizer, part, settings.length) for part in (text[held_out:], text[:held_out] or text)
     )
 
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces the precision
+    hush()
     fabric = Fabric(accelerator=device, devices=1, precision=precision)
     fabric.launch()
     tokens, test = tokens.to(fabric.device), test.to(fabric.device)
