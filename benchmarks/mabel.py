@@ -182,10 +182,13 @@ def mabel_table(base: dict, lines: list[dict]) -> None:
     for name, figures in PAPER.items():
         row(name, "not said", *figures, "", "", "", "10", "")
     print()
-    head("link", "alignment's link", *(f"{term}, epoch {epoch}" for term in TERMS for epoch in (1, 2)))
+    where = ("positive_cosine", "negative_cosine")
+    shown = [(term, epoch) for term in TERMS for epoch in (1, 2)] + [(name, 2) for name in where]
+    titles = (f"{name.replace('_', ' ')}, epoch {epoch}" for name, epoch in shown)
+    head("link", "alignment's link", *titles)
     for aligned, link in order:
         part = groups[aligned, link]
-        cells = [f"{mean(line['curves'][term][at] for line in part):.3f}" for term in TERMS for at in (0, -1)]
+        cells = [f"{mean(line['curves'][name][epoch - 1] for line in part):.3f}" for name, epoch in shown]
         row(describe(link), "the same" if aligned == "same" else describe(aligned), *cells)
     print()
     published = [

@@ -130,6 +130,6 @@ def pretrain_mlm(
         raise typer.Exit(130) from None
     typer.echo(
         f"Perplexity on {found['held_out']} held-out sentences: {found['before']:.1f} before, "
-        f"{found['after']:.1f} after {epochs} epochs over {found['sentences']} sentences."
+        f"{found['after']:.1f} after {epochs} epoch{'s' * (epochs > 1)} over {found['sentences']} sentences."
     )
     typer.echo(f"Model: {out}")
