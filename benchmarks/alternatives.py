@@ -131,3 +131,10 @@ class NullLogOdds(Link):
         rise_of_cell = values[cell + 1] - begin
         curve = 3 * rise_of_cell - 2 * d_begin - d_end + x * (d_begin + d_end - 2 * rise_of_cell)
         return (begin + x * (d_begin + x * curve)).to(cosine.dtype)
+
+
+class Coarse(LogOdds):
+    """The free link with a hundredfold resolution, which pulls less on positives that are close already."""
+
+    def __init__(self) -> None:
+        super().__init__(resolution=1e-2)

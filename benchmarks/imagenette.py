@@ -65,22 +65,25 @@ def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
         print("Stopped; the same command goes on.")
 
 
+def kind(settings: dict) -> tuple[int, str]:
+    """The epochs, and what else is not as in most runs."""
+    apart = "" if settings["together"] else ", views apart"
+    return settings["epochs"], apart + (", float32" if settings["precision"] == "32-true" else "")
+
+
 def table(lines: list[dict]) -> None:
     """Markdown: a row for each link and number of epochs, then free minus the best temperature."""
     head(*HEAD)
-    kinds = [(line["settings"]["epochs"], not line["settings"]["together"]) for line in lines]
-    parts = {
-        kind: [line for line, own in zip(lines, kinds, strict=True) if own == kind]
-        for kind in sorted(set(kinds))
-    }
-    for (epochs, apart), part in parts.items():
+    parts: dict[tuple[int, str], list[dict]] = {}
+    for line in lines:
+        parts.setdefault(kind(line["settings"]), []).append(line)
+    for (epochs, other), part in sorted(parts.items()):
         for link, found in spreads(part).items():
             minutes = mean(line["seconds"] for line in part if line["link"] == link) / 60
-            name = f"{epochs}, views apart" if apart else str(epochs)
-            cells = [describe(link), name, *(str(found[metric]) for metric in Imagenette.metrics)]
+            cells = [describe(link), f"{epochs}{other}", *(str(found[name]) for name in Imagenette.metrics)]
             cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
             row(*cells, str(found["knn"].seeds), f"{minutes:.1f}")
-    for (epochs, _), part in parts.items():
+    for (epochs, _), part in sorted(parts.items()):
         gaps = free_against_best(part)
         gaps += [
             gap for link in spreads(part) if link != "free" and (gap := difference(part, "knn", "free", link))
@@ -226,7 +229,7 @@ def main() -> None:
         train(chosen, device, precision)
     lines = read(chosen.results)
     table(lines)
-    usual = [line for line in lines if line["settings"]["together"]]
+    usual = [line for line in lines if not kind(line["settings"])[1]]
     cosines(usual)
     if short := [line for line in usual if line["settings"]["epochs"] == 200]:
         draw(short, FIGURES / "imagenette.png")
