@@ -76,7 +76,7 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
     assert torch.equal(out.last, items[torch.arange(64), end - 1])
     assert torch.equal(out.targets, items[torch.arange(64), end])
     terms = (
-        cross_entropy(out.scores, out.targets),
+        cross_entropy(out.wanted @ model.items.weight[:-1].T, out.targets),
         0.1 * contrastive(out, out.last, LogOdds()),
         0.01 * divergence(out.conformity, expected),
     )
@@ -102,20 +102,29 @@ def test_histories_that_share_a_row_are_read_as_if_alone(shop):
         torch.testing.assert_close(slope, slopes[-1], rtol=1e-10, atol=1e-10)
 
 
+def walked(model, weights):
+    """norm(e + mean(e, Ae, AAe)), with a dense A."""
+    vectors = model.items.weight[:-1]
+    table = torch.zeros(len(vectors), len(vectors))
+    table[model.train_edges[1], model.train_edges[0]] = weights
+    once = table @ vectors
+    return model.graph_norm(vectors + torch.stack([vectors, once, table @ once]).mean(0))
+
+
 def test_conformity_follows_its_definition(shop):
     training = begun(shop, dropout=0.0)
     model = training.weights.train()
     samples = torch.arange(0, 300, 5)
     out = model(samples)
     row, end = model.train_samples[:, samples]
-    edges, weights = model.train_edges, model.train_weights
+    edges, weights = model.train_edges.as_tensor(), model.train_weights
     own = torch.zeros(len(weights), dtype=torch.bool)
     for one in row.unique():
         walk = model.train_items[one, : model.train_lengths[one]].tolist()
         pairs = {frozenset(pair) for pair in itertools.pairwise(walk)}
         own |= torch.tensor([frozenset(pair) in pairs and len(set(pair)) == 2 for pair in edges.T.tolist()])
-    whole = model._walk(edges, weights)
-    without = model._walk(edges[:, ~own], weights[~own])
+    whole = walked(model, weights)
+    without = walked(model, weights * ~own)
     found = []
     for last in out.last.tolist():
         foreign, civil = (edges[0, (edges[1] == last) & chosen] for chosen in (~own, own))

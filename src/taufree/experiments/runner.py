@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from taufree import Link
+from taufree.backends.precision import float32_products
 from taufree.diagnostics.writing import write_whole
 from taufree.experiments import ranks
 from taufree.experiments.batch_norm import synchronised
@@ -150,7 +152,8 @@ class Training:
         for batch in self.recipe.batches(self.epoch, generator):
             if ranks.world() > 1:
                 batch = ranks.own_rows(batch, ranks.rank(), ranks.world())
-            row, seen = self._step(self.fabric.to_device(batch))
+            with self._products():
+                row, seen = self._step(self.fabric.to_device(batch))
             if self.scheduler is not None:
                 self.scheduler.step()
             rows.append(row.clone())
@@ -196,7 +199,8 @@ class Training:
     @torch.no_grad()
     def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
-        figures = {name: float(value) for name, value in judge(self.model).items()}
+        with self._products():
+            figures = {name: float(value) for name, value in judge(self.model).items()}
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise FloatingPointError(f"{name} became {value} after {self.epoch} epochs.")
@@ -266,6 +270,11 @@ class Training:
     def _parts(self) -> dict[str, Any]:
         parts = {"optimizer": self.optimizer, "link": self.link, "precision": self.fabric.strategy.precision}
         return parts if self.scheduler is None else {**parts, "scheduler": self.scheduler}
+
+    def _products(self) -> AbstractContextManager[None]:
+        """How float32 matrix products are computed; a CPU gains nothing from others than exact ones."""
+        rounded = self.recipe.tf32 and self.fabric.device.type == "cuda"
+        return float32_products("high") if rounded else nullcontext()
 
     def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return self.fabric.to_device(args), self.fabric.to_device(kwargs)
