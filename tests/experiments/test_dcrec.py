@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import taufree
@@ -100,6 +101,31 @@ def test_histories_that_share_a_row_are_read_as_if_alone(shop):
     for x, slope in zip(found, slopes, strict=True):
         torch.testing.assert_close(x, found[-1], rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(slope, slopes[-1], rtol=1e-10, atol=1e-10)
+
+
+class Operations(TorchDispatchMode):
+    """The names of all operations that are done."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation.__name__.split(".")[0])
+        return operation(*args, **(kwargs or {}))
+
+
+def test_nothing_in_a_step_of_the_network_would_wait_for_a_gpu(shop):
+    """Else it could not be recorded. Such are: a tensor's value or the number of its true entries that the
+    program needs, and indices that come from it."""
+    training = begun(shop, contrast=0.0)
+    recipe, model = training.recipe, training.weights.train()
+    batch = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    with Operations() as seen:
+        recipe.step(model, batch, LogOdds()).loss.backward()
+    waits = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh"}
+    assert not seen.names & waits
+    assert {"_sparse_mm_reduce_impl", "native_layer_norm_backward"} <= seen.names
 
 
 def walked(model, weights):

@@ -136,7 +136,8 @@ class DCRec(nn.Module):
         slots = one_a_row(end, history.shape[1]) if slots is None else slots
         vectors = self.vectors
         # Training compares the sequence of the score with one that has other dropout.
-        read, sequence = self._read(history, end, slots, vectors, times=2 if self.training else 1)[[0, -1]]
+        reads = self._read(history, end, slots, vectors, times=2 if self.training else 1)
+        read, sequence = reads[0], reads[-1]
         if walks is None:
             adjacent = self._walk(self._graph(table), vectors)
             alike = self._walk(self._graph(table, "similar_"), vectors, last)
@@ -157,7 +158,7 @@ class DCRec(nn.Module):
         Each time has its own dropout.
         """
         count, longest = history.shape
-        item = slots.clamp(min=0)
+        item = slots.long().clamp(min=0)
         own = torch.where(slots < 0, count, item // longest)  # empty slots see each other, which nobody reads
         place = item % longest
         chosen = history.flatten()[item].flatten()

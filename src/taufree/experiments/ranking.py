@@ -29,18 +29,17 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
 
     found = []
     for index in torch.split(torch.arange(len(rows.lengths)), AT_ONCE):
-        seen, drawn = rows.seen(index), fresh(len(index) * count).view(-1, count)
-        pairs = items * torch.arange(len(index))[:, None]  # of a row and an item, one number each
-        had = (pairs + seen).flatten().sort().values
-        row, column = _among(pairs + drawn, had).nonzero(as_tuple=True)
+        drawn = fresh(len(index) * count).view(-1, count)
+        had = torch.zeros(len(index), items, dtype=torch.bool).scatter_(1, rows.seen(index), True)
+        row, column = had.gather(1, drawn).nonzero(as_tuple=True)
         for _ in range(TRIES):
             drawn[row, column] = again = fresh(len(row))
-            bad = _among(pairs[row, 0] + again, had)
+            bad = had[row, again]
             row, column = row[bad], column[bad]
             if not len(row):
                 break
         for full in torch.unique(row).tolist():
-            left = torch.ones(items, dtype=torch.bool).index_fill(0, seen[full], False).nonzero().flatten()
+            left = (~had[full]).nonzero().flatten()
             if not len(left):
                 raise ValueError(
                     f"a user must have items left to rank against, but user {index[full]} knows all {items}."
@@ -48,11 +47,6 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
             drawn[full] = left[torch.randint(len(left), (count,), generator=generator)]
         found.append(drawn)
     return torch.cat(found)
-
-
-def _among(numbers: Tensor, known: Tensor) -> Tensor:
-    """Which numbers are among the known ones, which are sorted; many times faster than ``torch.isin``."""
-    return known[torch.searchsorted(known, numbers).clamp(max=len(known) - 1)] == numbers
 
 
 def sampled_ranks(wanted: Tensor, items: Tensor, targets: Tensor, negatives: Tensor) -> Tensor:
