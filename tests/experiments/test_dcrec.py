@@ -228,6 +228,16 @@ def test_a_broken_off_run_goes_on_bit_for_bit_with_its_best_epoch(shop, tmp_path
     assert resumed.evaluate() == whole.evaluate()
 
 
+def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):
+    for path in shop.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    first, again = begun(tmp_path).recipe, begun(tmp_path, seed=1).recipe
+    assert again.data is first.data
+    with (tmp_path / "shop.test.inter").open("a") as file:
+        file.write("x\t1 2 3\t4\n")
+    assert len(begun(tmp_path).recipe.data.test.lengths) == 121
+
+
 def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_path):
     for part in ("train", "test"):
         text = (shop / f"shop.{part}.inter").read_text()

@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +135,8 @@ class Training:
         still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
         # Nor would what ranks tell each other of their sizes.
         self._replayed = still and self.fabric.device.type == "cuda" and not several
+        tf32 = recipe.tf32 and self.fabric.device.type == "cuda"
+        self.products = "high" if tf32 else torch.get_float32_matmul_precision()
         self._step = Replayed(self._advance) if self._replayed else self._advance
         self._fit(self.optimizer.param_groups)
         self.model.eval()
@@ -152,7 +153,7 @@ class Training:
         for batch in self.recipe.batches(self.epoch, generator):
             if ranks.world() > 1:
                 batch = ranks.own_rows(batch, ranks.rank(), ranks.world())
-            with self._products():
+            with float32_products(self.products):
                 row, seen = self._step(self.fabric.to_device(batch))
             if self.scheduler is not None:
                 self.scheduler.step()
@@ -199,7 +200,7 @@ class Training:
     @torch.no_grad()
     def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
-        with self._products():
+        with float32_products(self.products):
             figures = {name: float(value) for name, value in judge(self.model).items()}
         for name, value in figures.items():
             if not math.isfinite(value):
@@ -270,11 +271,6 @@ class Training:
     def _parts(self) -> dict[str, Any]:
         parts = {"optimizer": self.optimizer, "link": self.link, "precision": self.fabric.strategy.precision}
         return parts if self.scheduler is None else {**parts, "scheduler": self.scheduler}
-
-    def _products(self) -> AbstractContextManager[None]:
-        """How float32 matrix products are computed; a CPU gains nothing from others than exact ones."""
-        rounded = self.recipe.tf32 and self.fabric.device.type == "cuda"
-        return float32_products("high") if rounded else nullcontext()
 
     def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return self.fabric.to_device(args), self.fabric.to_device(kwargs)

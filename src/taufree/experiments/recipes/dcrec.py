@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,16 +18,14 @@ from torch import Tensor, nn
 from taufree import Link, info_nce
 from taufree.experiments.catalogue_loss import catalogue_loss
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
-from taufree.experiments.interactions import Interactions, read_interactions
-from taufree.experiments.item_graphs import Neighbours, neighbours
+from taufree.experiments.dcrec_data import NEGATIVES, prepared
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.packing import packed
-from taufree.experiments.ranking import AT_ONCE, draw_negatives, figures, full_ranks, sampled_ranks
+from taufree.experiments.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
 from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
 
 NAMED = ("beauty", "reddit")
 PROTOCOLS = ("validation", "public")
-NEGATIVES = 100
 READ_AT_ONCE = 8192
 """Histories that are judged together."""
 
@@ -79,20 +76,6 @@ class _Judge(NamedTuple):
     negatives: Tensor
 
 
-@lru_cache(maxsize=len(NAMED))
-def _prepared(
-    folder: Path, longest: int, users: int, changed: tuple[int, ...]
-) -> tuple[Interactions, dict[str, Neighbours], dict[str, Tensor]]:
-    """A data set, its graphs and its negatives, for all runs of a process; ``changed`` tells old files."""
-    data = read_interactions(folder, longest=longest, users=users)
-    parts = {"train": data.train, "test": data.test}
-    graphs = {part: neighbours(rows, data.item_count) for part, rows in parts.items()}
-    popularity = torch.bincount(data.train.items[data.train.known], minlength=data.item_count)
-    draw = torch.Generator().manual_seed(0)  # the same negatives for every run
-    negatives = {part: draw_negatives(rows, popularity, NEGATIVES, draw) for part, rows in parts.items()}
-    return data, graphs, negatives
-
-
 class Recommendation(Recipe):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
@@ -140,7 +123,7 @@ class Recommendation(Recipe):
                 "is no folder."
             )
         changed = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.inter")))
-        self.data, self.neighbours, self.negatives = _prepared(folder, chosen.longest, chosen.users, changed)
+        self.data, self.neighbours, self.negatives = prepared(folder, chosen.longest, chosen.users, changed)
         self.notes = list(self.data.notes)
         self.parts = {"train": self.data.train, "test": self.data.test}
         self.judged = {part: self._judged(part) for part in self.parts}
