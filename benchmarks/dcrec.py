@@ -2,19 +2,23 @@
 
     python benchmarks/dcrec.py --data FOLDER --jobs 4 --seconds 540    # again, until all is done
     python benchmarks/dcrec.py --table                                 # the tables of docs/recommendation.md
+    python benchmarks/dcrec.py --data FOLDER --speed                   # what takes how long
 
 Writes benchmarks/results/dcrec.jsonl, the raw line of each run as soon as it is done, with every twentieth
-epoch of its curves. Seeds are paired. The control has no contrastive term; runs without ids have the
-negatives of the public code, where the same last item twice in a batch is a negative equal to the positive.
+epoch of its curves; --speed writes benchmarks/results/dcrec-speed.jsonl. Seeds are paired. The control has no
+contrastive term; runs without ids have the negatives of the public code, where the same last item twice in a
+batch is a negative equal to the positive.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
+from dcrec_speed import measure
 from lines import complete, head, read, row, stopping, thinned
 
 from taufree.experiments.environment import choose_device
@@ -24,6 +28,7 @@ from taufree.experiments.run import Run
 from taufree.experiments.summary import difference, free_against_best, spreads
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 LINKS = ("free", "0.1", "0.5", "0.8", "1")
 BATCH = {"beauty": 2048, "reddit": 512}  # the public code has 2,048 and 128
 # The control stands in the tables of links by a name that this benchmark has no other use for.
@@ -100,6 +105,17 @@ def twins(lines: list[dict]) -> None:
                 print(f"- {describe(link)}, {words.replace('free is', 'with ids is')}")
 
 
+def speed(chosen: argparse.Namespace, device: str) -> None:
+    """Measure each data set, and write a line for it."""
+    for dataset in chosen.datasets.split(","):
+        batch_size = chosen.batch_size or BATCH.get(dataset, DCRecSettings.batch_size)
+        settings = DCRecSettings(dataset=dataset, batch_size=batch_size)
+        found = measure(settings, chosen.data, device, chosen.repeats)
+        print(json.dumps(found, indent=1), flush=True)
+        with chosen.speed_results.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,9 +130,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "dcrec", help="where the runs go on")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "dcrec.jsonl")
+    parser.add_argument("--results", type=Path, default=RESULTS / "dcrec.jsonl")
     parser.add_argument("--table", action="store_true", help="only print the tables")
+    parser.add_argument("--speed", action="store_true", help="measure times instead")
+    parser.add_argument("--repeats", type=int, default=50, help="measurements of --speed")
+    parser.add_argument("--speed-results", type=Path, default=RESULTS / "dcrec-speed.jsonl")
     chosen = parser.parse_args()
+    if chosen.speed:
+        speed(chosen, choose_device(chosen.device, "32-true"))
+        return
     if not chosen.table:
         train(chosen)
     lines = read(chosen.results)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import taufree
@@ -76,7 +77,7 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
     assert torch.equal(out.last, items[torch.arange(64), end - 1])
     assert torch.equal(out.targets, items[torch.arange(64), end])
     terms = (
-        cross_entropy(out.scores, out.targets),
+        cross_entropy(out.wanted @ model.items.weight[:-1].T, out.targets),
         0.1 * contrastive(out, out.last, LogOdds()),
         0.01 * divergence(out.conformity, expected),
     )
@@ -102,20 +103,54 @@ def test_histories_that_share_a_row_are_read_as_if_alone(shop):
         torch.testing.assert_close(slope, slopes[-1], rtol=1e-10, atol=1e-10)
 
 
+class Operations(TorchDispatchMode):
+    """The names of all operations that are done."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation.__name__.split(".")[0])
+        return operation(*args, **(kwargs or {}))
+
+
+def test_nothing_in_a_step_of_the_network_would_wait_for_a_gpu(shop):
+    """Else it could not be recorded. Such are: a tensor's value or the number of its true entries that the
+    program needs, and indices that come from it."""
+    training = begun(shop, contrast=0.0)
+    recipe, model = training.recipe, training.weights.train()
+    batch = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    with Operations() as seen:
+        recipe.step(model, batch, LogOdds()).loss.backward()
+    waits = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh"}
+    assert not seen.names & waits
+    assert {"_sparse_mm_reduce_impl", "native_layer_norm_backward"} <= seen.names
+
+
+def walked(model, weights):
+    """norm(e + mean(e, Ae, AAe)), with a dense A."""
+    vectors = model.items.weight[:-1]
+    table = torch.zeros(len(vectors), len(vectors))
+    table[model.train_edges[1], model.train_edges[0]] = weights
+    once = table @ vectors
+    return model.graph_norm(vectors + torch.stack([vectors, once, table @ once]).mean(0))
+
+
 def test_conformity_follows_its_definition(shop):
     training = begun(shop, dropout=0.0)
     model = training.weights.train()
     samples = torch.arange(0, 300, 5)
     out = model(samples)
     row, end = model.train_samples[:, samples]
-    edges, weights = model.train_edges, model.train_weights
+    edges, weights = model.train_edges.as_tensor(), model.train_weights
     own = torch.zeros(len(weights), dtype=torch.bool)
     for one in row.unique():
         walk = model.train_items[one, : model.train_lengths[one]].tolist()
         pairs = {frozenset(pair) for pair in itertools.pairwise(walk)}
         own |= torch.tensor([frozenset(pair) in pairs and len(set(pair)) == 2 for pair in edges.T.tolist()])
-    whole = model._walk(edges, weights)
-    without = model._walk(edges[:, ~own], weights[~own])
+    whole = walked(model, weights)
+    without = walked(model, weights * ~own)
     found = []
     for last in out.last.tolist():
         foreign, civil = (edges[0, (edges[1] == last) & chosen] for chosen in (~own, own))
@@ -191,6 +226,16 @@ def test_a_broken_off_run_goes_on_bit_for_bit_with_its_best_epoch(shop, tmp_path
         resumed.train_epoch()
     assert resumed.curves == whole.curves
     assert resumed.evaluate() == whole.evaluate()
+
+
+def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):
+    for path in shop.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    first, again = begun(tmp_path).recipe, begun(tmp_path, seed=1).recipe
+    assert again.data is first.data
+    with (tmp_path / "shop.test.inter").open("a") as file:
+        file.write("x\t1 2 3\t4\n")
+    assert len(begun(tmp_path).recipe.data.test.lengths) == 121
 
 
 def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_path):

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from torch_geometric import EdgeIndex
 
 from taufree.experiments.interactions import Rows
-from taufree.experiments.item_graphs import adjacency, similarity
+from taufree.experiments.item_graphs import ItemGraph, adjacency, neighbours, similarity, spread
 
 ITEMS = 7  # item 6 is in no history
 HISTORIES = [[0, 1, 2, 1], [1, 0], [3, 3, 4], [5], [2, 1, 0, 4, 5]]
@@ -23,7 +24,7 @@ def rows():
 
 
 def dense(graph):
-    table = torch.zeros(ITEMS, ITEMS)
+    table = torch.zeros(ITEMS, ITEMS, dtype=graph.weights.dtype)
     table[graph.edges[1], graph.edges[0]] = graph.weights
     return table
 
@@ -66,3 +67,23 @@ def test_similarity_takes_the_nearest_of_each_item_whatever_the_chunk(chunk):
         assert math.isclose(table[item, item], 1 / sum(expected), rel_tol=1e-5)
         assert sorted((value for value in found if value), reverse=True) == pytest.approx(expected, rel=1e-5)
         assert all(not value or value == pytest.approx(cosines[i], rel=1e-5) for i, value in enumerate(found))
+
+
+@pytest.mark.parametrize("kind", ["adjacent", "similar"])
+def test_spread_is_the_product_with_the_graph_whatever_the_weights(kind):
+    graph = getattr(neighbours(rows(), ITEMS), kind)
+    weights = torch.rand(len(graph.weights), generator=torch.Generator().manual_seed(0)).double()
+    table = dense(ItemGraph(graph.edges, weights))
+    x = torch.randn(ITEMS, 3, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+    found, expected = spread(x, graph.edges, weights), table @ x
+    torch.testing.assert_close(found, expected)
+    slopes = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_moved_graph_takes_its_orders_along():
+    """Else they would be sorted again in every step, or in the middle of a recording."""
+    edges = neighbours(rows(), ITEMS).similar.edges.to("meta")
+    assert isinstance(edges, EdgeIndex)
+    orders = (edges._indptr, edges._T_perm, edges._T_indptr, *edges._T_index)
+    assert [order.device.type for order in orders] == ["meta"] * 5

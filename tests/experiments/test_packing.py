@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from taufree.experiments.packing import one_a_row, packed
 
 
-@given(st.lists(st.integers(1, 11), min_size=1, max_size=60), st.integers(1, 9))
-def test_each_history_lies_in_one_row_as_it_was(lengths, rows):
-    slots = packed(lengths, width=11, rows=rows)
-    assert slots.shape[1] == 11
+@given(st.lists(st.integers(1, 11), min_size=1, max_size=60), st.integers(11, 24), st.integers(1, 9))
+def test_each_history_lies_in_one_row_as_it_was(lengths, width, rows):
+    slots = packed(lengths, longest=11, width=width, rows=rows)
+    assert slots.shape[1] == width
     assert len(slots) % rows == 0
     wanted = [11 * history + place for history, length in enumerate(lengths) for place in range(length)]
     assert sorted(slots[slots >= 0].tolist()) == wanted
@@ -21,8 +21,10 @@ def test_each_history_lies_in_one_row_as_it_was(lengths, rows):
 
 def test_few_slots_are_empty():
     lengths = torch.randint(1, 50, (512,), generator=torch.Generator().manual_seed(0))
-    slots = packed(lengths.tolist(), width=49)
+    slots = packed(lengths, longest=49, width=49)
     assert (slots < 0).double().mean() < 0.03
+    # No more rows than without a history, however many are left over.
+    assert len(packed([1] * 48 + [49], longest=49, width=49)) == 2
 
 
 def test_a_row_each():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from taufree.experiments.interactions import Rows
-from taufree.experiments.ranking import draw_negatives, figures, ranks
+from taufree.experiments.ranking import draw_negatives, figures, full_ranks, sampled_ranks
 
 
 def some_rows(users=200, items=50, longest=6):
@@ -47,14 +47,22 @@ def test_what_was_cut_off_a_history_is_no_negative():
 
 def test_ranks_leave_out_history_and_count_ties_against_the_target():
     scores = torch.tensor([[9.0, 5, 5, 7, 1, 8]])
-    sampled, full = ranks(
-        scores.clone(), torch.tensor([1]), torch.tensor([[2, 4, 4, 3]]), seen=torch.tensor([[0, 0]])
-    )
-    assert sampled.item() == 2  # items 2 (a tie) and 3
-    assert full.item() == 3  # items 2, 3 and 5; item 0 was seen
+    target, negatives = torch.tensor([1]), torch.tensor([[2, 4, 4, 3]])
+    one = torch.ones(1, 1)
+    assert sampled_ranks(one, scores.T, target, negatives).item() == 2  # items 2 (a tie) and 3
+    assert full_ranks(scores.clone(), target, seen=torch.tensor([[0, 0]])).item() == 3  # 0 was seen
     lost = torch.full((1, 6), math.nan)
-    sampled, full = ranks(lost, torch.tensor([1]), torch.tensor([[2, 4, 4, 3]]), torch.tensor([[0]]))
-    assert (sampled.item(), full.item()) == (4, 6)
+    assert sampled_ranks(one, lost.T, target, negatives).item() == 4
+    assert full_ranks(lost, target, torch.tensor([[0]])).item() == 6
+
+
+def test_items_with_the_same_vector_tie_whatever_their_number():
+    """A network that has learnt nothing ranks every target last."""
+    draw = torch.Generator().manual_seed(0)
+    items = torch.randn(1, 64, generator=draw).expand(500, 64)
+    wanted = torch.randn(30, 64, generator=draw)
+    negatives = torch.randint(1, 500, (30, 100), generator=draw)
+    assert (sampled_ranks(wanted, items, torch.zeros(30).long(), negatives) == 100).all()
 
 
 def test_figures_are_percentages():

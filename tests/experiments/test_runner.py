@@ -220,3 +220,24 @@ def test_figures_that_are_no_numbers_fail_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Digits, "evaluate", lambda self, model: {"knn": float("nan"), "linear": 1.0})
     with pytest.raises(FloatingPointError, match="knn became nan after 3 epochs"):
         train(tiny(), tmp_path)
+
+
+def test_rounded_products_are_for_recipes_that_ask_and_gpus_alone():
+    """And are undone: whoever trains after it, or beside it, has what was set before."""
+    seen = []
+
+    class Asking(Digits):
+        tf32 = True
+
+        def step(self, model, batch, link):
+            seen.append(torch.get_float32_matmul_precision())
+            return super().step(model, batch, link)
+
+    recipe = Asking(DigitsSettings(epochs=1, batch_size=512))
+    recipe.load(None)
+    training = Training(Run("digits", "free", 0, recipe.settings), recipe)
+    assert training.products == "highest"
+    training.products = "high"  # as it is on a GPU
+    training.train_epoch()
+    assert set(seen) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"

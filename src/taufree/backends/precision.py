@@ -20,15 +20,21 @@ def wide_dtype(device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the precision of their inputs, whatever autocast or TF32 settings say."""
+def float32_products(precision: str) -> Iterator[None]:
+    """float32 matrix products as ``torch.set_float32_matmul_precision`` says; as before afterwards."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
-        with torch.autocast(device.type, enabled=False):
-            yield
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Matrix products in the precision of their inputs, whatever autocast or TF32 settings say."""
+    with float32_products("highest"), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def shortest(dtype: torch.dtype) -> float:

@@ -8,6 +8,7 @@ without the edges of the batch's own histories, and weighs the contrastive terms
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, dropout, kl_div
 
 from taufree.experiments.interactions import Interactions
-from taufree.experiments.item_graphs import adjacency, similarity  # first: says if PyG is missing
+from taufree.experiments.item_graphs import ItemGraph, Neighbours, spread
+from taufree.experiments.lean_transformer import encode, normed
 from taufree.experiments.packing import one_a_row
-
-from torch_geometric.nn import LGConv  # isort: skip
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ class Shape:
     heads: int = 2
     inner: int = 256
     dropout: float = 0.5
-    nearest: int = 4
 
 
 class Output(NamedTuple):
     """What the network says of B histories.
 
     Shape:
-        scores: [B, items]; targets: [B]; last: [B], each history's last item. sequence, adjacent, similar:
+        wanted: [B, width]; its product with an item's vector is the item's score.
+        targets: [B]; last: [B], each history's last item. sequence, adjacent, similar:
         [B, width], the last item by the Transformer (with other dropout than for the scores, if training)
         and by each graph.
         conformity: [B] if training, else [0].
     """
 
-    scores: Tensor
+    wanted: Tensor
     targets: Tensor
     last: Tensor
     sequence: Tensor
@@ -58,14 +58,23 @@ class DCRec(nn.Module):
 
     Args:
         data: what is trained and tested on.
+        neighbours: the graphs of both parts of the data.
         shape: the sizes.
         mean: the mean of the conformity weights.
         samples: the rows and lengths of the histories to train on, [2, samples]; the target follows.
     """
 
-    def __init__(self, data: Interactions, shape: Shape, *, mean: float, samples: Tensor) -> None:
+    def __init__(
+        self,
+        data: Interactions,
+        neighbours: Mapping[str, Neighbours],
+        shape: Shape,
+        *,
+        mean: float,
+        samples: Tensor,
+    ) -> None:
         super().__init__()
-        self.mean, self.heads = mean, shape.heads
+        self.mean = mean
         longest = max(data.train.items.shape[1], data.test.items.shape[1]) - 1
         self.items = nn.Embedding(data.item_count + 1, shape.width, padding_idx=data.item_count)
         self.places = nn.Embedding(longest, shape.width)
@@ -78,15 +87,14 @@ class DCRec(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
         self.fusion = nn.Linear(shape.width, shape.width, bias=False)
         self.attention = nn.Linear(shape.width, 1, bias=False)
-        self.spread = LGConv(normalize=False)
         for name, weight in self.named_parameters():
             if "norm" not in name:
                 nn.init.zeros_(weight) if name.endswith("bias") else nn.init.normal_(weight, std=0.02)
         for part, rows in (("train", data.train), ("test", data.test)):
-            graph, made = adjacency(rows, data.item_count)
-            alike = similarity(rows, data.item_count, shape.nearest)
-            self._keep(part, items=rows.items, lengths=rows.lengths, edges=graph.edges, weights=graph.weights)
-            self._keep(part, similar_edges=alike.edges, similar_weights=alike.weights)
+            adjacent, similar, made = neighbours[part]
+            self._keep(part, items=rows.items, lengths=rows.lengths)
+            self._keep(part, edges=adjacent.edges, weights=adjacent.weights)
+            self._keep(part, similar_edges=similar.edges, similar_weights=similar.weights)
             if part == "train":
                 self._keep(part, made=made, samples=samples)
 
@@ -94,58 +102,91 @@ class DCRec(nn.Module):
         for name, tensor in tensors.items():
             self.register_buffer(f"{part}_{name}", tensor, persistent=False)
 
-    def forward(self, index: Tensor, part: str = "sample", slots: Tensor | None = None) -> Output:
+    def _graph(self, part: str, kind: str = "") -> ItemGraph:
+        return ItemGraph(self.get_buffer(f"{part}_{kind}edges"), self.get_buffer(f"{part}_{kind}weights"))
+
+    @property
+    def vectors(self) -> Tensor:
+        """[items, width], without the one that stands for no item."""
+        return self.items.weight[:-1]
+
+    def walks(self, part: str) -> tuple[Tensor, Tensor]:
+        """[items, width] each: all items in the graphs of a part, for all histories if without dropout."""
+        vectors = self.vectors
+        return self._walk(self._graph(part), vectors), self._walk(self._graph(part, "similar_"), vectors)
+
+    def forward(
+        self,
+        index: Tensor,
+        part: str = "sample",
+        slots: Tensor | None = None,
+        walks: tuple[Tensor, Tensor] | None = None,
+    ) -> Output:
         """The output of training samples by their numbers, or of ``train`` or ``test`` rows by theirs.
 
-        With ``slots`` the Transformer reads several histories in a row: see :func:`~.packing.packed`.
+        With ``slots`` the Transformer reads several histories in a row: see :func:`~.packing.packed`. With
+        :meth:`walks` of the part, which hold as long as the weights do, the graphs need not be walked again.
         """
         table = "test" if part == "test" else "train"
-        items, lengths, *graphs = (
-            self.get_buffer(f"{table}_{name}")
-            for name in ("items", "lengths", "edges", "weights", "similar_edges", "similar_weights")
-        )
+        items, lengths = self.get_buffer(f"{table}_items"), self.get_buffer(f"{table}_lengths")
         row, end = (index, lengths[index]) if part != "sample" else self.get_buffer("train_samples")[:, index]
         ahead = items[row]
         last, target = (ahead.gather(1, place[:, None]).squeeze(1) for place in (end - 1, end))
         history = ahead[:, :-1]
         slots = one_a_row(end, history.shape[1]) if slots is None else slots
-        read = self._read(history, end, slots)
-        adjacent, similar = self._walk(*graphs[:2]), self._walk(*graphs[2:])
-        views = torch.stack([read, adjacent[last], similar[last]])
+        vectors = self.vectors
+        # Training compares the sequence of the score with one that has other dropout.
+        reads = self._read(history, end, slots, vectors, times=2 if self.training else 1)
+        read, sequence = reads[0], reads[-1]
+        if walks is None:
+            adjacent = self._walk(self._graph(table), vectors)
+            alike = self._walk(self._graph(table, "similar_"), vectors, last)
+        else:
+            adjacent, alike = walks[0], walks[1].index_select(0, last)
+        here = adjacent.index_select(0, last)
+        views = torch.stack([read, here, alike])
         share = self.attention(self.fusion(views)).softmax(0)
-        scores = (share * views).sum(0) @ self.items.weight[:-1].T
-        sequence, conformity = read, read.new_empty(0)
+        wanted = (share * views).sum(0)
+        conformity = read.new_empty(0)
         if self.training:
-            sequence = self._read(history, end, slots)
-            conformity = self._conformity(row, end, last, adjacent)
-        return Output(scores, target, last, sequence, views[1], views[2], conformity)
+            conformity = self._conformity(row, end, last, vectors, adjacent, here)
+        return Output(wanted, target, last, sequence, here, alike, conformity)
 
-    def _read(self, history: Tensor, end: Tensor, slots: Tensor) -> Tensor:
-        """[B, width]: the Transformer's output at the last of the first ``end`` items of [B, L] items."""
+    def _read(self, history: Tensor, end: Tensor, slots: Tensor, vectors: Tensor, times: int) -> Tensor:
+        """[times, B, width]: the Transformer's output at the last of the first ``end`` items of [B, L] items.
+
+        Each time has its own dropout.
+        """
         count, longest = history.shape
-        item = slots.clamp(min=0)
-        inputs = self.items(history.flatten()[item]) + self.places(item % longest)
-        own = torch.where(slots < 0, -1, item // longest)  # empty slots see each other, which nobody reads
-        strange = own[:, :, None] != own[:, None, :]
-        outputs: Tensor = self.encoder(
-            self.dropout(self.entry_norm(inputs)), mask=strange.repeat_interleave(self.heads, 0)
-        )
+        item = slots.long().clamp(min=0)
+        own = torch.where(slots < 0, count, item // longest)  # empty slots see each other, which nobody reads
+        place = item % longest
+        chosen = history.flatten()[item].flatten()
+        inputs = vectors.index_select(0, chosen) + self.places.weight.index_select(0, place.flatten())
+        inputs = normed(self.entry_norm, inputs).view(*slots.shape, -1)
+        strange = own[:, None, :, None] != own[:, None, None, :]
+        bias = torch.zeros_like(strange, dtype=inputs.dtype).masked_fill(strange, -torch.inf)
+        outputs = encode(
+            self.encoder, self.dropout(inputs.repeat(times, 1, 1)), bias.repeat(times, 1, 1, 1)
+        ).view(times, slots.numel(), -1)
+        ends = torch.where(place + 1 == torch.cat([end, end[:1]])[own], own, count).flatten()
         slot = torch.arange(slots.numel(), device=slots.device)
-        nowhere = count * longest
-        slot_of = slot.new_zeros(nowhere + 1).scatter(0, slots.where(slots >= 0, nowhere).flatten(), slot)
-        last = torch.arange(count, device=end.device) * longest + end - 1
-        return outputs.flatten(0, 1)[slot_of[last]]
+        slot_of = slot.new_zeros(count + 1).scatter(0, ends, slot)[:-1]
+        return outputs.index_select(1, slot_of)
 
-    def _walk(self, edges: Tensor, weights: Tensor) -> Tensor:
-        """[items, width]: norm(e + mean(e, Ae, AAe)) of the items' vectors e, for the graph A."""
-        start = self.dropout(self.items.weight[:-1])
-        weights = dropout(weights, self.dropout.p, self.training)
-        once = self.spread(start, edges, weights)
-        twice = self.spread(once, edges, weights)
-        found: Tensor = self.graph_norm(start + (start + once + twice) / 3)
-        return found
+    def _walk(self, graph: ItemGraph, vectors: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """norm(e + mean(e, Ae, AAe)) of the items' vectors e, for the graph A; of all items or the chosen."""
+        start = self.dropout(vectors)
+        weights = dropout(graph.weights, self.dropout.p, self.training)
+        # Ae + AAe = A(e + Ae)
+        found = spread(start + spread(start, graph.edges, weights), graph.edges, weights)
+        if chosen is not None:
+            start, found = start.index_select(0, chosen), found.index_select(0, chosen)
+        return normed(self.graph_norm, torch.add(found, start, alpha=4) / 3)
 
-    def _conformity(self, row: Tensor, end: Tensor, last: Tensor, adjacent: Tensor) -> Tensor:
+    def _conformity(
+        self, row: Tensor, end: Tensor, last: Tensor, vectors: Tensor, adjacent: Tensor, here: Tensor
+    ) -> Tensor:
         """[B]: how alike the last item looks with and without the edges that the batch's histories have made.
 
         The mean of three cosines (the item's vectors in both graphs; its vector and the mean of the
@@ -153,15 +194,14 @@ class DCRec(nn.Module):
         through a sigmoid, stretched to begin at 0 and scaled to the mean; 0.5 for histories of one item,
         which say nothing.
         """
-        edges, weights = self.get_buffer("train_edges"), self.get_buffer("train_weights")
+        edges, weights = self._graph("train").edges, self._graph("train").weights
         own = weights.new_zeros(len(weights) + 1)
-        own = own.index_fill(0, self.get_buffer("train_made")[row].flatten(), 1.0)[:-1]
-        without = self._walk(edges, weights * (1 - own))[last]
+        own = own.index_fill_(0, self.get_buffer("train_made")[row].flatten(), 1.0)[:-1]
+        without = self._walk(ItemGraph(edges, weights * (1 - own)), vectors, last)
         # A cosine does not ask for the number of neighbours, so the sum is as good as the mean.
-        foreign, civil = (self.spread(adjacent, edges, chosen)[last] for chosen in (1 - own, own))
-        here = adjacent[last]
-        pairs = ((here, without), (here, foreign), (civil, foreign))
-        weight = torch.stack([cosine_similarity(*pair) for pair in pairs]).mean(0).sigmoid()
+        foreign, civil = (spread(adjacent, edges, which).index_select(0, last) for which in (1 - own, own))
+        pairs = torch.stack([here, here, civil]), torch.stack([without, foreign, foreign])
+        weight = cosine_similarity(*pairs, dim=-1).mean(0).sigmoid()
         weight = weight - weight.min()
         weight = self.mean * weight / weight.mean().clamp(min=1e-12)
         return weight.where(end > 1, 0.5)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,22 +14,55 @@ from torch import Tensor
 import taufree.experiments.graph  # noqa: F401  says if PyG is missing
 from taufree.experiments.interactions import Rows
 
+from torch_geometric import EdgeIndex  # isort: skip
 from torch_geometric.nn.conv.gcn_conv import gcn_norm  # isort: skip
 
 
 @dataclass(frozen=True)
 class ItemGraph:
-    """Edges [2, E], from the first row's item to the second's, and their weights [E]."""
+    """Edges [2, E] from the first row's item to the second's, sorted by the second; their weights [E]."""
 
-    edges: Tensor
+    edges: EdgeIndex
     weights: Tensor
+
+
+class Neighbours(NamedTuple):
+    """Both graphs, and what :func:`adjacency` says of who made the edges of the first."""
+
+    adjacent: ItemGraph
+    similar: ItemGraph
+    made: Tensor
+
+
+def neighbours(rows: Rows, items: int, nearest: int = 4) -> Neighbours:
+    """The graphs of some histories, see :func:`adjacency` and :func:`similarity`."""
+    adjacent, made = adjacency(rows, items)
+    return Neighbours(adjacent, similarity(rows, items, nearest), made)
+
+
+def spread(x: Tensor, edges: EdgeIndex, weights: Tensor) -> Tensor:
+    """A x: each item's sum of w x over the edges that end at it; [items, width], as ``x`` is.
+
+    One product of a sparse matrix, whose gradient is one more with its transpose: ``edges`` know the order of
+    both. The weights [E] have no gradient.
+    """
+    with warnings.catch_warnings():  # what PyTorch says once of every sparse matrix
+        warnings.filterwarnings("ignore", "Sparse (CSR|CSC) tensor support is in beta state")
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
+        found: Tensor = edges.matmul(x, input_value=weights, transpose=True)
+    return found
+
+
+def _graph(edges: Tensor, weights: Tensor, items: int) -> ItemGraph:
+    sorted_edges = EdgeIndex(edges, sparse_size=(items, items), sort_order="col")
+    return ItemGraph(sorted_edges.fill_cache_(), weights)
 
 
 def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
     """Items that follow each other in a history, and which edges each row has made.
 
     An edge's weight is twice the number of times that its items stand side by side, an item's loop weighs 1
-    (as in the public code), and the matrix A is normalised to D^-1/2 A D^-1/2. Loops come last.
+    (as in the public code), and the matrix A is normalised to D^-1/2 A D^-1/2.
 
     Shape:
         the second result: [N, 2 L], numbers of edges; that of no edge is the number of edges.
@@ -36,14 +71,15 @@ def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
     real = rows.known[:, 1:] & (first != second)
     pairs = torch.cat([first * items + second, second * items + first], dim=1)
     real = torch.cat([real, real], dim=1)
-    found, place, count = torch.unique(pairs[real], return_inverse=True, return_counts=True)
-    loops = torch.arange(items)
-    edges = torch.stack([torch.cat([found // items, loops]), torch.cat([found % items, loops])])
-    weights = torch.cat([2.0 * count, torch.ones(items)])
+    loops = torch.arange(items) * (items + 1)
+    known = torch.cat([pairs[real], loops])
+    found, place, count = torch.unique(known, return_inverse=True, return_counts=True)
+    edges = torch.stack([found % items, found // items])
+    weights = torch.where(edges[0] == edges[1], 1.0, 2.0 * count)
     edges, weights = gcn_norm(edges, weights, items, add_self_loops=False)
     made = torch.full(pairs.shape, edges.shape[1])
-    made[real] = place
-    return ItemGraph(edges, weights), made
+    made[real] = place[: -len(loops)]
+    return _graph(edges, weights, items), made
 
 
 def similarity(rows: Rows, items: int, nearest: int, chunk: int = 4096) -> ItemGraph:
@@ -72,5 +108,6 @@ def similarity(rows: Rows, items: int, nearest: int, chunk: int = 4096) -> ItemG
         weight.append(cosine[best])
     target, values = np.concatenate(to), np.concatenate(weight)
     values = values / np.bincount(target, values, minlength=items)[target]
-    edges = torch.from_numpy(np.stack([np.concatenate(by), target]).astype(np.int64))
-    return ItemGraph(edges, torch.from_numpy(values).float())
+    order = np.argsort(target, kind="stable")
+    edges = np.stack([np.concatenate(by)[order], target[order]]).astype(np.int64)
+    return _graph(torch.from_numpy(edges), torch.from_numpy(values[order]).float(), items)

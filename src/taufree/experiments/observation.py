@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from taufree import Link
+from taufree.backends.precision import full_precision
 from taufree.distributed import all_rows
 
 BINS = 80
@@ -55,7 +56,8 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
     # All columns of a row but its own; a boolean mask would have to wait for the device to count them.
     column = torch.arange(total - 1, device=a.device)
     others = column + (column >= torch.arange(rows, device=a.device)[:, None])
-    own, cross = (a[:rows] @ a.T).gather(1, others), (a[:rows] @ b.T).gather(1, others)
+    with full_precision(a.device):
+        own, cross = (a[:rows] @ a.T).gather(1, others), (a[:rows] @ b.T).gather(1, others)
     positive = (a[:rows] * b[:rows]).sum(-1, keepdim=True)
     return _observe(positive, torch.cat([own, cross], dim=1), link)
 
@@ -77,7 +79,9 @@ def observe_pairs(
     others = column + (column >= torch.arange(rows, device=q.device)[:, None])
     positive = (q[:rows] * k[:rows]).sum(-1, keepdim=True)
     same = None if ids is None else ids[others] == ids[:rows, None]
-    return _observe(positive, (q[:rows] @ k.T).gather(1, others), link, same)
+    with full_precision(q.device):
+        negative = (q[:rows] @ k.T).gather(1, others)
+    return _observe(positive, negative, link, same)
 
 
 def _observe(positive: Tensor, negative: Tensor, link: Link, left_out: Tensor | None = None) -> Observation:

@@ -29,17 +29,17 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
 
     found = []
     for index in torch.split(torch.arange(len(rows.lengths)), AT_ONCE):
-        seen, drawn = rows.seen(index), fresh(len(index) * count).view(-1, count)
-        pairs = items * torch.arange(len(index))[:, None]  # of a row and an item, one number each
-        row, column = torch.isin(pairs + drawn, pairs + seen).nonzero(as_tuple=True)
+        drawn = fresh(len(index) * count).view(-1, count)
+        had = torch.zeros(len(index), items, dtype=torch.bool).scatter_(1, rows.seen(index), True)
+        row, column = had.gather(1, drawn).nonzero(as_tuple=True)
         for _ in range(TRIES):
             drawn[row, column] = again = fresh(len(row))
-            bad = torch.isin(pairs[row, 0] + again, pairs + seen)
+            bad = had[row, again]
             row, column = row[bad], column[bad]
             if not len(row):
                 break
         for full in torch.unique(row).tolist():
-            left = torch.ones(items, dtype=torch.bool).index_fill(0, seen[full], False).nonzero().flatten()
+            left = (~had[full]).nonzero().flatten()
             if not len(left):
                 raise ValueError(
                     f"a user must have items left to rank against, but user {index[full]} knows all {items}."
@@ -49,18 +49,28 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
     return torch.cat(found)
 
 
-def ranks(scores: Tensor, targets: Tensor, negatives: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many items are ranked before each target, of the negatives and of all items that were not seen.
+def sampled_ranks(wanted: Tensor, items: Tensor, targets: Tensor, negatives: Tensor) -> Tensor:
+    """[B], how many of the negatives are ranked before each target. The score of an item is a dot product.
 
     Ties count against the target, and so do scores that are not numbers.
 
     Shape:
-        scores: [B, items], changed in place; targets: [B]; negatives: [B, K]; seen: [B, S] item numbers.
+        wanted: [B, D], what an item's vector should be like; items: [M, D]; targets: [B]; negatives: [B, K].
+    """
+    compared = torch.cat([targets[:, None], negatives], dim=1)
+    scores = (items[compared] * wanted[:, None]).sum(-1)  # alike vectors have the same score to the last bit
+    return (~(scores[:, 1:] < scores[:, :1])).sum(1)
+
+
+def full_ranks(scores: Tensor, targets: Tensor, seen: Tensor) -> Tensor:
+    """[B], how many of all items that were not seen are ranked before each target; ties as above.
+
+    Shape:
+        scores: [B, items], changed in place; targets: [B]; seen: [B, S] item numbers.
     """
     own = scores.gather(1, targets[:, None])
-    sampled = (~(scores.gather(1, negatives) < own)).sum(1)
     scores.scatter_(1, torch.cat([seen, targets[:, None]], dim=1), -torch.inf)
-    return sampled, (~(scores < own)).sum(1)
+    return (~(scores < own)).sum(1)
 
 
 def figures(rank: Tensor) -> dict[str, float]:

@@ -96,6 +96,9 @@ class Recipe(ABC):
     The loss must then gather, and nothing else but batch norms may look at more than a row."""
     gpu_precision: ClassVar[str] = "32-true"
     """The precision on a CUDA device, if the user names none."""
+    tf32: ClassVar[bool] = False
+    """Whether a CUDA device may round the factors of the network's float32 matrix products to TF32, which is
+    many times faster. The losses of this package never do."""
 
     @classmethod
     def own_data(cls, data: Path) -> bool:

@@ -23,6 +23,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from taufree import Link
+from taufree.backends.precision import float32_products
 from taufree.diagnostics.writing import write_whole
 from taufree.experiments import ranks
 from taufree.experiments.batch_norm import synchronised
@@ -132,6 +133,8 @@ class Training:
         still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
         # Nor would what ranks tell each other of their sizes.
         self._replayed = still and self.fabric.device.type == "cuda" and not several
+        tf32 = recipe.tf32 and self.fabric.device.type == "cuda"
+        self.products = "high" if tf32 else torch.get_float32_matmul_precision()
         self._step = Replayed(self._advance) if self._replayed else self._advance
         self._fit(self.optimizer.param_groups)
         self.model.eval()
@@ -148,7 +151,8 @@ class Training:
         for batch in self.recipe.batches(self.epoch, generator):
             if ranks.world() > 1:
                 batch = ranks.own_rows(batch, ranks.rank(), ranks.world())
-            row, seen = self._step(self.fabric.to_device(batch))
+            with float32_products(self.products):
+                row, seen = self._step(self.fabric.to_device(batch))
             if self.scheduler is not None:
                 self.scheduler.step()
             rows.append(row.clone())
@@ -194,7 +198,8 @@ class Training:
     @torch.no_grad()
     def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
-        figures = {name: float(value) for name, value in judge(self.model).items()}
+        with float32_products(self.products):
+            figures = {name: float(value) for name, value in judge(self.model).items()}
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise FloatingPointError(f"{name} became {value} after {self.epoch} epochs.")

@@ -7,27 +7,27 @@ epoch by the test items themselves and trains on the validation items.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from taufree import Link, info_nce
+from taufree.experiments.catalogue_loss import catalogue_loss
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
-from taufree.experiments.interactions import read_interactions
+from taufree.experiments.dcrec_data import NEGATIVES, prepared
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.packing import packed
-from taufree.experiments.ranking import AT_ONCE, draw_negatives, figures, ranks
+from taufree.experiments.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
 from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
 
 NAMED = ("beauty", "reddit")
 PROTOCOLS = ("validation", "public")
-NEGATIVES = 100
+READ_AT_ONCE = 8192
+"""Histories that are judged together."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,14 @@ class DCRecSettings(BatchSettings):
             raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
 
 
+class _Judge(NamedTuple):
+    """What is judged: numbers of rows with their slots, and the target [N] and negatives [N, K] of each."""
+
+    packs: list[tuple[Tensor, Tensor]]
+    targets: Tensor
+    negatives: Tensor
+
+
 class Recommendation(Recipe):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
@@ -97,6 +105,7 @@ class Recommendation(Recipe):
     }
     static = True
     stops_early = True
+    tf32 = True
 
     settings: DCRecSettings
 
@@ -113,7 +122,8 @@ class Recommendation(Recipe):
                 f"dataset must be {', '.join(NAMED)} or a folder that taufree sequences made, but {folder} "
                 "is no folder."
             )
-        self.data = read_interactions(folder, longest=chosen.longest, users=chosen.users)
+        changed = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.inter")))
+        self.data, self.neighbours, self.negatives = prepared(folder, chosen.longest, chosen.users, changed)
         self.notes = list(self.data.notes)
         self.parts = {"train": self.data.train, "test": self.data.test}
         self.judged = {part: self._judged(part) for part in self.parts}
@@ -122,13 +132,7 @@ class Recommendation(Recipe):
                 "--protocol public chooses the epoch by the test items and trains on the validation items, "
                 "as the public code does: its figures flatter every link, and are for comparison alone."
             )
-        draw = torch.Generator().manual_seed(0)  # the same negatives for every run
-        train = self.data.train
-        popularity = torch.bincount(train.items[train.known], minlength=self.data.item_count)
-        self.negatives = {
-            part: draw_negatives(rows, popularity, NEGATIVES, draw) for part, rows in self.parts.items()
-        }
-        self.samples = train.beginnings(whole=chosen.protocol == "public")
+        self.samples = self.data.train.beginnings(whole=chosen.protocol == "public")
         count = self.samples.shape[1]
         if count < chosen.batch_size:
             raise ValueError(
@@ -161,37 +165,46 @@ class Recommendation(Recipe):
     def model(self) -> nn.Module:
         chosen = self.settings
         shape = Shape(dropout=chosen.dropout)
-        model = DCRec(self.data, shape, mean=chosen.mean, samples=self.samples)
+        model = DCRec(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
         # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
         model.register_buffer("chosen", _flat(model).clone())
         model.register_buffer("chosen_figure", torch.tensor(-1.0, dtype=torch.float64))
         return model
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
+        return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
 
     def settle(self, model: nn.Module, device: torch.device) -> bool:
-        self.negatives = {part: table.to(device) for part, table in self.negatives.items()}
+        # What is judged is the same after every epoch.
+        self._judges = {part: self._judge(part, device) for part in self.parts}
         return self.static
+
+    def _judge(self, part: str, device: torch.device) -> _Judge:
+        rows, index = self.parts[part], self.judged[part]
+        packs = []
+        for some in torch.split(index, READ_AT_ONCE):
+            slots = _packed(rows.lengths[some], rows.items.shape[1] - 1)
+            packs.append((some.to(device), slots.to(device)))
+        return _Judge(packs, rows.targets[index].to(device), self.negatives[part][index].to(device))
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Numbers of samples, each at most once an epoch, the conformity weights that are expected, and
         where the Transformer reads each history."""
         lengths = self.samples[1]
         order = torch.randperm(len(lengths), generator=generator)
-        size, width = self.settings.batch_size, self.data.train.items.shape[1] - 1
-        # More than the mean need, so that nearly all batches have the same number of rows.
-        rows = math.ceil(1.2 * size * lengths.double().mean().item() / width)
+        size, longest = self.settings.batch_size, self.data.train.items.shape[1] - 1
+        # Nearly all batches need fewer items, so that nearly all have the same number of rows.
+        most = size * lengths.double().mean() + 4 * (size * lengths.double().var(correction=0)).sqrt()
         for start in range(0, len(order) - size + 1, size):
             index = order[start : start + size]
             expected = self.settings.mean + 0.1 * torch.randn(size, generator=generator)
-            yield index, expected, packed(lengths[index].tolist(), width, rows)
+            yield index, expected, _packed(lengths[index], longest, int(most))
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         samples, expected, slots = batch
         seen: Output = model(samples, slots=slots)
         ids = seen.last if self.settings.ids else None
-        loss = cross_entropy(seen.scores, seen.targets)
+        loss = catalogue_loss(seen.wanted, _vectors(model), seen.targets)
         loss = loss + self.settings.divergence * divergence(seen.conformity, expected)
         if self.settings.contrast:
             loss = loss + self.settings.contrast * contrastive(seen, ids, link)
@@ -200,7 +213,8 @@ class Recommendation(Recipe):
     def follow(self, model: nn.Module) -> dict[str, float]:
         """The figure that chooses the epoch; the weights of the best one so far are kept."""
         public = self.settings.protocol == "public"
-        found = self._figures(model, "test" if public else "train")["hr1" if public else "ndcg10"]
+        part, figure = ("test", "hr1") if public else ("train", "ndcg10")
+        found = figures(self._sampled(model, part, self._wanted(model, part)))[figure]
         kept: Any = model
         if found > kept.chosen_figure:
             kept.chosen.copy_(_flat(model))
@@ -224,15 +238,32 @@ class Recommendation(Recipe):
 
     def _figures(self, model: nn.Module, part: str) -> dict[str, float]:
         """The metrics of the test rows, or of the training rows' targets, which are for validation."""
-        rows, negatives = self.parts[part], self.negatives[part]
-        found: list[tuple[Tensor, Tensor]] = []
-        for index in torch.split(self.judged[part], AT_ONCE):
-            out: Output = model(index, part)
-            device = out.scores.device
-            seen = rows.seen(index).to(device)
-            found.append(ranks(out.scores, out.targets, negatives[index.to(device)], seen))
-        sampled, full = (torch.cat(rank) for rank in zip(*found, strict=True))
-        return {**figures(sampled), **{f"full_{name}": value for name, value in figures(full).items()}}
+        rows, judge, wanted = self.parts[part], self._judges[part], self._wanted(model, part)
+        found = []
+        chunks = zip(
+            *(torch.split(x, AT_ONCE) for x in (self.judged[part], wanted, judge.targets)), strict=True
+        )
+        for index, some, targets in chunks:
+            scores = some @ _vectors(model).T
+            found.append(full_ranks(scores, targets, rows.seen(index).to(scores.device)))
+        full = figures(torch.cat(found))
+        sampled = figures(self._sampled(model, part, wanted))
+        return {**sampled, **{f"full_{name}": value for name, value in full.items()}}
+
+    def _wanted(self, model: nn.Module, part: str) -> Tensor:
+        """[N, width], what is wanted after each history of a part that is judged; evaluation mode."""
+        network: Any = model
+        walks = network.walks(part)
+        return torch.cat(
+            [model(index, part, slots, walks).wanted for index, slots in self._judges[part].packs]
+        )
+
+    def _sampled(self, model: nn.Module, part: str, wanted: Tensor) -> Tensor:
+        """[N], the ranks among the negatives."""
+        _, targets, negatives = self._judges[part]
+        chunks = zip(*(torch.split(x, READ_AT_ONCE) for x in (wanted, targets, negatives)), strict=True)
+        found = [sampled_ranks(some, _vectors(model), *compared) for some, *compared in chunks]
+        return torch.cat(found)
 
 
 def contrastive(seen: Output, ids: Tensor | None, link: Link) -> Tensor:
@@ -246,6 +277,19 @@ def contrastive(seen: Output, ids: Tensor | None, link: Link) -> Tensor:
     crowd = info_nce(seen.sequence, seen.adjacent, **options)
     taste = info_nce(seen.adjacent, seen.similar, **options)
     return (weight * crowd + (weight.max() - weight) * taste).mean()
+
+
+def _packed(lengths: Tensor, longest: int, most: int = 0) -> Tensor:
+    """Slots in rows of 64, the tiles of attention on a GPU, or of the next multiple of 8, as its mask needs
+    it; as many rows as ``most`` items fill, or a multiple of them."""
+    width = max(64, -(-longest // 8) * 8)
+    return packed(lengths, longest, width, rows=most // width + 1)
+
+
+def _vectors(model: nn.Module) -> Tensor:
+    network: Any = model
+    vectors: Tensor = network.vectors
+    return vectors
 
 
 def _flat(model: nn.Module) -> Tensor:

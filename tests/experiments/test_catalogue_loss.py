@@ -1,0 +1,28 @@
+"""The cross-entropy in pieces: that of PyTorch, and its gradients, however large the pieces are."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from taufree.experiments.catalogue_loss import catalogue_loss
+
+
+@pytest.mark.parametrize("scores_at_once", [1, 4 * 23, 2**24])
+def test_it_is_the_cross_entropy_of_all_scores(scores_at_once):
+    draw = torch.Generator().manual_seed(0)
+    wanted, items = (torch.randn(n, 5, dtype=torch.float64, generator=draw) for n in (10, 23))
+    targets = torch.randint(23, (10,), generator=draw)
+    leaves = [x.requires_grad_() for x in (wanted, items)]
+    found = catalogue_loss(wanted, items, targets, scores_at_once)
+    expected = cross_entropy(wanted @ items.T, targets)
+    torch.testing.assert_close(found, expected)
+    slopes, true = (torch.autograd.grad(3 * loss, leaves) for loss in (found, expected))
+    torch.testing.assert_close(slopes, true)
+
+
+def test_scores_that_differ_much_stay_finite():
+    wanted = torch.tensor([[1e3, 0.0]], requires_grad=True)
+    loss = catalogue_loss(wanted, torch.eye(2), torch.tensor([1]))
+    loss.backward()
+    assert loss.item() == 1e3
+    assert wanted.grad.tolist() == [[1.0, -1.0]]
