@@ -170,10 +170,10 @@ def test_ids_and_labels_that_changed_before_the_backward_are_refused():
     a, groups = rows(6).requires_grad_(), torch.arange(6) // 2
     options = {"reduction": "none", "backend": "blockwise"}
     for loss in (
-        lambda: info_nce(a, a.detach() + 1, ids=groups, **options),
-        lambda: sup_con(a, groups, **options),
+        lambda groups: info_nce(a, a.detach() + 1, ids=groups, **options),
+        lambda groups: sup_con(a, groups, **options),
     ):
-        value = loss()
+        value = loss(groups)
         groups += torch.arange(6)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             value.sum().backward()
