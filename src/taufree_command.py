@@ -1,4 +1,4 @@
-"""The console entry, outside the package: importing that brings torch, and Ctrl-C may fall into this second."""
+"""The console entry, outside the package, whose import brings torch: Ctrl-C may fall into that second."""
 
 from __future__ import annotations
 
