@@ -54,7 +54,8 @@ class Link(nn.Module):
 
         ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the loss's
         negatives, all ranks' if they are gathered, and its standard error; NaN if there are none. In one
-        process ``measure.contrast`` has the embeddings, for links that measure something else.
+        process ``measure.contrast`` has the embeddings, for links that measure something else; over ranks,
+        where none has them all, it is not there.
         """
         return self
 
