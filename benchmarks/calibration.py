@@ -165,10 +165,11 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
             mean(x) for x in zip(*(line["curves"]["effective_dimension"] for line in ended), strict=True)
         ]
         dimension = [dimension[0], dimension[len(dimension) // 2], dimension[-1]]
-        tau = mean(line["curves"]["temperature_at_zero"][-1] for line in ended)
+        taus = [line["curves"]["temperature_at_zero"][-1] for line in ended]
+        tau = f"{mean(taus):.3f}" if min(taus) > 0 else "-"  # 0 stands for a link that is flat there
         gap = None if best is None else difference(lines, task.metric, link, best)
         cells = [describe(link), str(found[task.metric]), "" if gap is None or link == best else shown(gap)]
-        cells += [" / ".join(f"{x:.3g}" for x in dimension), f"{tau:.3f}", str(lost)]
+        cells += [" / ".join(f"{x:.3g}" for x in dimension), tau, str(lost)]
         cells += [str(len(ended)), f"{mean(line['seconds'] for line in ended):.1f}"]
         row(*cells)
         if best is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from lines import EVERY
+from lines import EVERY, FREE
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ from taufree.experiments.link_names import describe, temperature_of
 from taufree.experiments.results import Line
 from taufree.experiments.summary import best_temperature, difference, spreads
 
-COLOURS = {"free": "#d55e00", "gain=2": "#e69f00", "calibrated": "#009e73", "learnable": "#888888"}
+COLOURS = {"free": FREE, "gain=2": "#e69f00", "calibrated": "#009e73", "learnable": "#888888"}
 
 
 def colour(link: str) -> str | tuple[float, ...]:

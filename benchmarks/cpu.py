@@ -92,7 +92,9 @@ def measure(name: str, n: int, d: int) -> dict[str, float]:
 
 def table(rows: list[dict]) -> None:
     """Markdown: one row for each size, milliseconds and MiB of five methods."""
-    found = {(row["d"], row["n"], row["method"]): row for row in rows}
+    from lines import head, row  # not in the processes that measure: it brings a lot
+
+    found = {(one["d"], one["n"], one["method"]): one for one in rows}
     names = (
         "dense, tau",
         "blockwise, free",
@@ -100,10 +102,9 @@ def table(rows: list[dict]) -> None:
         "dense NT-Xent, tau",
         "blockwise NT-Xent, free",
     )
-    print(f"| N x D | {' | '.join(names)} |\n" + "|---" * 6 + "|")
-    for d, n in sorted({(row["d"], row["n"]) for row in rows}):
-        cells = [cell(found.get((d, n, name))) for name in names]
-        print(f"| {n:,} x {d} | {' | '.join(cells)} |")
+    head("N x D", *names)
+    for d, n in sorted({(one["d"], one["n"]) for one in rows}):
+        row(f"{n:,} x {d}", *(cell(found.get((d, n, name))) for name in names))
 
 
 def cell(row: dict | None) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lines import read
+from lines import FREE, head, read, row
 from matplotlib.figure import Figure
 
 from taufree.experiments.report import table_rows
@@ -33,8 +33,8 @@ def draw(lines: list[dict], path: Path) -> None:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     for axes, (metric, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
         free = found["free"][metric]
-        axes.axhspan(free.mean - free.std, free.mean + free.std, color="#d55e00", alpha=0.15, lw=0)
-        axes.axhline(free.mean, color="#d55e00", label="free: nothing to tune")
+        axes.axhspan(free.mean - free.std, free.mean + free.std, color=FREE, alpha=0.15, lw=0)
+        axes.axhline(free.mean, color=FREE, label="free: nothing to tune")
         axes.errorbar(
             [float(tau) for tau in taus],
             [found[tau][metric].mean for tau in taus],
@@ -69,9 +69,9 @@ def main() -> None:
         train()
     lines = read(RESULTS)
     rows = table_rows(lines)
-    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
+    head(*rows[0])
+    for cells in rows:
+        row(*cells.values())
     for gap in free_against_best(lines):
         print(gap)
 

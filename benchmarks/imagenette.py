@@ -18,7 +18,7 @@ from statistics import mean
 
 import numpy as np
 import torch
-from lines import EVERY, complete, head, read, row, stopping, thinned
+from lines import EVERY, FREE, complete, head, read, row, stopping, thinned
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from speed import epoch_seconds, part_seconds, seconds, write
@@ -122,7 +122,7 @@ def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
     for axes, base in zip(figure.subplots(1, 2), (0, curves[best]), strict=True):
         blues = iter(colormaps["Blues"](np.linspace(0.35, 1, len(curves) - ("free" in curves))))
         for link, curve in curves.items():
-            look = {"color": "#d55e00", "lw": 2.5, "zorder": 3} if link == "free" else {"color": next(blues)}
+            look = {"color": FREE, "lw": 2.5, "zorder": 3} if link == "free" else {"color": next(blues)}
             axes.plot(at, curve - base, marker="o", ms=3, label=describe(link), **look)
         axes.set(xlabel="epoch", xticks=range(0, epochs + 1, 50))
         axes.spines[["top", "right"]].set_visible(False)
@@ -140,7 +140,7 @@ def draw_long(lines: list[dict], path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for line in lines:
-        look = {"label": describe(line["link"]), "color": "#d55e00" if line["link"] == "free" else "#2171b5"}
+        look = {"label": describe(line["link"]), "color": FREE if line["link"] == "free" else "#2171b5"}
         curve, counts = line["curves"]["knn"], np.array(line["curves"]["negative_histogram"])
         left.plot(EVERY * np.arange(1, len(curve) + 1), curve, **look)
         right.stairs(100 * counts / counts.sum(), np.linspace(-1, 1, BINS + 1), fill=True, alpha=0.5, **look)

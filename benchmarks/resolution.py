@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from lines import append, read
+from lines import append, head, read, row
 from rich.progress import track
 from scipy import stats
 from torch import Tensor
@@ -210,8 +210,8 @@ def table(lines: list[dict], task: str) -> None:
     metric = METRICS[task.partition("-")[0]]
     mine = [line for line in lines if line["task"] == task]
     print(f"\n### {task}: {metric}, %\n")
-    print("| treatment | arithmetic | mean ± std | minus the default | seeds | collapsed |", end="")
-    print(" cosines of negatives | of positives |\n" + "|---" * 8 + "|")
+    head("treatment", "arithmetic", "mean ± std", "minus the default", "seeds", "collapsed",
+         "cosines of negatives", "of positives")  # fmt: skip
     values = pd.Series(
         {(Variant(*(line[name] for name in KEY[1:4])), line["seed"]): line["metrics"][metric]
          for line in mine if "metrics" in line},
@@ -223,7 +223,7 @@ def table(lines: list[dict], task: str) -> None:
         cells = [f"{variant.treatment} {variant.number:g}", variant.arithmetic]
         if not ended:
             why = {f"{line['outcome']}: {line['reason']}" for line in of}
-            print("|", " | ".join([*cells, " ".join(sorted(why)) or "not run", *[""] * 5]), "|")
+            row(*cells, " ".join(sorted(why)) or "not run", *[""] * 5)
             continue
         found = values[variant]
         gaps = found - values[DEFAULT] if variant != DEFAULT and DEFAULT in values else pd.Series(dtype=float)
@@ -235,7 +235,7 @@ def table(lines: list[dict], task: str) -> None:
         for kind in ("negative", "positive"):
             mean = pd.DataFrame([line[f"{kind}_cosines"] for line in ended], columns=QUANTILES).mean()
             cells += [" / ".join(f"{mean[q]:.3f}" for q in (0.01, 0.5, 0.99))]
-        print("|", " | ".join(cells), "|")
+        row(*cells)
     truth = replace(DEFAULT, arithmetic="float64")
     for arithmetic in ("float32", "bfloat16"):
         kernels = replace(DEFAULT, arithmetic=arithmetic)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import tempfile
 import time
 from importlib.metadata import version
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
+from lines import append, head, read, row
 from sentence_transformers import (
     SentenceTransformer,
     SentenceTransformerTrainer,
@@ -110,16 +110,13 @@ def packaged() -> Path:
 
 def table(lines: list[dict]) -> None:
     """Markdown: one row for each link, then free against each temperature."""
-    head = ("link", "dev", "test", "seeds", "seconds a run")
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    head("link", "dev", "test", "seeds", "seconds a run")
     before = lines[0]["before"]
     print(f"| before | {before['dev']:.2f} | {before['test']:.2f} | | |")
     for link, found in spreads(lines).items():
         seconds = [line["seconds"] for line in lines if line["link"] == link]
         cells = [describe(link), *(str(found[part]) for part in ("dev", "test"))]
-        print(
-            "| " + " | ".join([*cells, str(found["test"].seeds), f"{sum(seconds) / len(seconds):.0f}"]) + " |"
-        )
+        row(*cells, str(found["test"].seeds), f"{sum(seconds) / len(seconds):.0f}")
     print()
     for link in spreads(lines):
         if link != "free" and (gap := difference(lines, "test", "free", link)):
@@ -146,17 +143,17 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="only print the table")
     chosen = parser.parse_args()
-    lines = [json.loads(line) for line in chosen.results.open()] if chosen.results.exists() else []
     lines = [
-        line for line in lines if all(line["settings"][name] == getattr(chosen, name) for name in SETTINGS)
+        line
+        for line in read(chosen.results)
+        if all(line["settings"][name] == getattr(chosen, name) for name in SETTINGS)
     ]
     done = {(line["link"], line["seed"]) for line in lines}
     for seed in range(0 if chosen.table else chosen.seeds):
         for link in chosen.links:
             if (link, seed) not in done:
                 lines.append(train(chosen, link, seed, lines[0]["before"] if lines else None))
-                with chosen.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(lines[-1]) + "\n")
+                append(chosen.results, lines[-1])
     if lines:
         table(lines)
 

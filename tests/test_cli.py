@@ -16,7 +16,8 @@ import taufree
 from taufree.cli import build
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1]), "COLUMNS": "120"}
-ENTRY = [sys.executable, "-c", "from taufree.cli import main; main()"]
+MAIN = "from taufree_command import main; main()"
+ENTRY = [sys.executable, "-c", MAIN]
 
 
 def taufree_command(*arguments, **options):
@@ -93,6 +94,29 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "run --out",
+            "run --data",
+            "figures --out",
+            "diagnose",
+            "diagnose a.npy",
+            "diagnose a.npy --labels",
+        ),
+        *("diagnose a.npy --out", "bench --out", "sequences", "sequences log.csv --out", "bias m --data"),
+        *("bias m --data d --out", "pretrain-mlm m --data", "pretrain-mlm m --data d --out"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = invoke(*command.split(), "")
+    assert found.exit_code == 2
+    assert 'must be a path ("." for the current folder), got an empty one.' in found.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     "arguments", [["run", "--seeds", "0"], ["run", "--jobs", "x"], ["run", "--lnks", "free"], ["walk"]]
 )
 def test_options_that_do_not_exist_or_fit_are_exit_code_2(arguments):
@@ -148,7 +172,7 @@ def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
         "    def logit(self, cosine, gap, rise):\n"
         "        return 5 * cosine**3\n"
     )
-    installed = "import sys; sys.path.remove(''); from taufree.cli import main; main()"
+    installed = f"import sys; sys.path.remove(''); {MAIN}"
     arguments = ["run", "--links", "mine:Cubic,0.5", "--seeds", "1", "--epochs", "1", "--device", "cpu"]
     found = subprocess.run(
         [sys.executable, "-c", installed, *arguments, "--batch-size", "432", "--out", "out"],
@@ -220,6 +244,23 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+def test_ctrl_c_while_torch_is_imported_is_one_line():
+    interrupt = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, *_):\n"
+        "        if name == 'torch.nn':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", interrupt + MAIN, "--version"],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "taufree: interrupted.\n")
+
+
 def test_figures(tmp_path):
     found = invoke("figures", "--out", str(tmp_path / "figures"))
     assert found.exit_code == 0
@@ -248,7 +289,7 @@ def test_diagnose(tmp_path):
     [("typer", []), ("rich", ["--help"]), ("lightning", ["run"]), ("sklearn", ["run"])],
 )
 def test_a_missing_extra_is_named_with_its_cure(tmp_path, missing, arguments):
-    code = f"import sys; sys.modules[{missing!r}] = None; from taufree.cli import main; main()"
+    code = f"import sys; sys.modules[{missing!r}] = None; {MAIN}"
     command = [sys.executable, "-c", code, *arguments]
     found = subprocess.run(
         command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
@@ -276,10 +317,7 @@ def test_an_out_that_is_a_file_gets_one_sentence(command, tmp_path):
     pairs = tmp_path / "pairs.npz"
     np.savez(pairs, a=np.eye(4), b=np.eye(4))
     words = ["figures"] if command == "figures" else ["diagnose", str(pairs)]
-    code = "from taufree.cli import main; main()"
-    run = subprocess.run(
-        [sys.executable, "-c", code, *words, "--out", str(pairs)], capture_output=True, text=True
-    )
+    run = taufree_command(*words, "--out", str(pairs))
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
     assert "must be a folder" in run.stderr

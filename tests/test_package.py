@@ -61,7 +61,7 @@ def test_the_wheel_works_on_its_own(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
-    assert "taufree/py.typed" in names
+    assert {"taufree/py.typed", "taufree_command.py"} <= set(names)
     assert "Requires-Dist: torch>=2.6" in metadata
     assert [
         line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line
@@ -73,6 +73,11 @@ def test_the_wheel_works_on_its_own(tmp_path):
     inside = tmp_path / "empty" / "bin" / "python"
     install = [inside, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel]
     subprocess.run(install, check=True, capture_output=True)
+    # What a sentence about a missing extra says to do takes the taufree that is there, released or not.
+    extra = [inside, "-m", "pip", "install", "--dry-run", "--no-index", "taufree[rec]"]
+    more = subprocess.run(extra, check=False, capture_output=True, text=True)
+    assert "Requirement already satisfied: taufree[rec]" in more.stdout, more
+    assert "No matching distribution found for taufree" not in more.stderr
     site = Path(next(p for p in sys.path if p.endswith("site-packages")))
     code = f"import sys; sys.path.append({str(site)!r}); import taufree, torch; z = torch.eye(4); " + (
         "print(taufree.__file__); print(taufree.nt_xent(z, z).item())"

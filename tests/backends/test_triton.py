@@ -123,6 +123,12 @@ def interpret():
         found["second derivative"] = "none"
     except RuntimeError as error:
         found["second derivative"] = str(error)
+    link, found["changed link"] = LearnableTemperature(0.1), []
+    for change in (0.0, 1.0):
+        value = nt_xent(a, a.detach().flip(0), link=link, reduction="none", backend="triton").sum()
+        link.log_scale.data.add_(change)
+        learned = torch.autograd.grad(value, (a, link.log_scale))
+        found["changed link"].append(torch.cat([x.flatten() for x in learned]).tolist())
     found["finite"] = []
     for x, y in ((a[:1], a[:1]), (0 * a, a), (torch.ones(4, 3), torch.ones(4, 3)), (a * 1e30, -a * 1e-36)):
         x = x.detach().clone().requires_grad_()
@@ -190,6 +196,12 @@ def test_a_measured_gain_is_the_same_everywhere_compiled_or_not(interpreted):
     assert gains == pytest.approx([gains[0]] * 3, rel=1e-6)
     for found in losses[1:]:
         assert found == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_link_may_change_between_forward_and_backward(interpreted):
+    before, after = interpreted["changed link"]
+    assert max(map(abs, before)) > 0.01
+    assert after == before
 
 
 def test_compiles_to_one_graph(interpreted):

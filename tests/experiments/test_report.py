@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from taufree.experiments.figures import accuracy_figure, cosine_figure, curve_figure, link_colours
+from taufree.experiments.figures import (
+    accuracy_figure,
+    cosine_figure,
+    curve_figure,
+    final_temperature,
+    link_colours,
+)
 from taufree.experiments.recipe import find_recipe, recipe_names
 from taufree.experiments.recipes.digits import DigitsSettings
 from taufree.experiments.report import MOST, result_table, table_rows, write_report
@@ -164,6 +170,69 @@ def test_a_seed_that_stopped_early_leaves_the_mean_to_the_others(lines):
     (trace,) = curve_figure([*cut, *long], {"loss": "solid"}, "loss").data
     losses = [line["curves"]["loss"] for line in (*short, *long)]
     assert list(trace.y) == pytest.approx([(losses[0][0] + losses[1][0]) / 2, losses[1][1]])
+
+
+CURVES = {
+    "loss": "loss",
+    "positive_cosine": None,  # the negative ones are still to be seen
+    "gradient_scale": "gradient-scale",
+    "effective_dimension": "effective-dimension",
+    "negative_histogram": "histogram",
+    "candidates": None,
+    "temperature_at_zero": None,
+}
+
+
+def without(line, part, names):
+    return {**line, part: {name: x for name, x in line[part].items() if name not in names}}
+
+
+def figures_of(lines, folder):
+    return set(re.findall(r'<div id="([a-z-]+)"', write_report(lines, folder / "report.html").read_text()))
+
+
+@pytest.fixture(scope="module")
+def every(lines, tmp_path_factory):
+    return figures_of(lines, tmp_path_factory.mktemp("page"))
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_a_page_shows_what_other_versions_wrote(lines, every, tmp_path, curve):
+    assert {"loss", "cosines", "gradient-scale", "effective-dimension", "histogram"} <= every
+    none = [without(line, "curves", [curve]) for line in lines]
+    assert figures_of(none, tmp_path) == every - {CURVES[curve]}
+    some = [n if x["seed"] or x["link"] == "learnable" else x for x, n in zip(lines, none, strict=True)]
+    assert figures_of(some, tmp_path) == every
+
+
+def test_a_page_of_lines_without_curves_or_with_other_metrics(lines, tmp_path):
+    bare = [{**line, "curves": {}, "new": 1} for line in lines]
+    assert figures_of(bare, tmp_path) == {"accuracy-knn", "accuracy-linear"}
+    old = [without(line, "metrics", ["linear"]) if line["link"] in ("free", "1") else line for line in lines]
+    assert "accuracy-linear" in figures_of(old, tmp_path)
+    rows = {row["link"]: row for row in table_rows(old)}
+    assert rows["free"]["linear"] == rows["tau 1"]["linear"] == "-"
+    assert rows["tau 0.1"]["note"].endswith("linear")
+    assert rows["free"]["seeds"] == "2"
+    half = [without(line, "metrics", ["linear"]) if line["seed"] else line for line in lines]
+    assert "±" not in table_rows(half)[0]["linear"]
+    figures_of([{**line, "metrics": {}} for line in lines], tmp_path)
+
+
+def test_a_legend_names_a_link_that_has_only_the_second_curve(lines):
+    lacking = [without(line, "curves", ["loss"]) for line in lines if line["link"] == "free"]
+    (trace,) = curve_figure(lacking, {"loss": "solid", "gradient_scale": "dot"}, "both").data
+    assert trace.showlegend
+
+
+def test_a_link_that_is_flat_at_zero_has_no_temperature(lines):
+    """It is recorded as 0, which is no temperature and must not be drawn or averaged as one."""
+    learned = [line for line in lines if line["link"] == "learnable"]
+    assert final_temperature(learned, "learnable") > 0
+    flat = [{**learned[0], "curves": {**learned[0]["curves"], "temperature_at_zero": [0.1, 0.0]}}, learned[1]]
+    assert final_temperature(flat, "learnable") is None
+    assert table_rows(flat)[0]["note"] == ""
+    assert "learnable tau, where it ended" not in [t.name for t in accuracy_figure(flat, "knn").data]
 
 
 @pytest.mark.parametrize("name", recipe_names())

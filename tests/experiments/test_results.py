@@ -71,8 +71,8 @@ def test_a_line_appended_to_a_torn_one_is_not_lost(results, warnings):
         b"\x00\x00\x00\xff",
         b"[1, 2]",
         b'{"recipe": "digits"}',
-        json.dumps(line() | {"extra": 1}).encode(),
         json.dumps(line() | {"metrics": 3}).encode(),
+        json.dumps(line() | {"hardware": "a laptop"}).encode(),
     ],
 )
 def test_every_kind_of_damage_is_set_aside(results, warnings, damaged):
@@ -84,6 +84,14 @@ def test_every_kind_of_damage_is_set_aside(results, warnings, damaged):
     results.path.write_bytes(b"more\n" + good + b"\n")
     results.read()
     assert results.damaged.read_bytes() == damaged + b"\nmore\n"
+
+
+def test_a_line_with_more_keys_is_whole(results, warnings):
+    """Another version may have written more."""
+    more = line(0) | {"extra": 1}
+    results.path.write_text(json.dumps(more) + "\n")
+    assert results.read() == [more]
+    assert not warnings
 
 
 def test_a_whole_line_without_its_end_is_kept(results, warnings):

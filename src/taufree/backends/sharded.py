@@ -220,7 +220,7 @@ class _Sharded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: _Step, make: Callable[..., Engine], *inputs: Tensor | None) -> Tensor:
         ctx.step, ctx.wanted = step, ctx.needs_input_grad[2:]
-        ctx.save_for_backward(*inputs[:4])
+        ctx.save_for_backward(*inputs[:4], step.contrast.ids, step.contrast.labels)
         ctx.dtypes = [None if x is None else x.dtype for x in inputs]
         with full_precision(step.ranks.device):
             ctx.engine = make(inputs, ctx.wanted)

@@ -14,6 +14,7 @@ from taufree.cli.talk import complain
 if TYPE_CHECKING:
     import typer
 
+# As everywhere, right for an installed clone too: pip leaves that alone and adds what the extra needs.
 _INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.talk import bar, need, refuse
+from taufree.cli.talk import bar, need, path, refuse
 
 
 def bias(
@@ -15,12 +15,15 @@ def bias(
     data: Annotated[
         Path,
         typer.Option(
+            parser=path,
             envvar="TAUFREE_DATA",
             help="Folder with bias/dev.json or bias/stereoset.jsonl, and bias/crows_pairs_anonymized.csv.",
         ),
     ],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder of the answers to every example.")] = Path("bias"),
+    out: Annotated[Path, typer.Option(parser=path, help="Folder of the answers to every example.")] = Path(
+        "bias"
+    ),
 ) -> None:
     """Measure the bias of a masked language model.
 
@@ -81,11 +84,12 @@ def pretrain_mlm(
     data: Annotated[
         Path,
         typer.Option(
+            parser=path,
             envvar="TAUFREE_DATA",
             help="Folder with text/*.txt or *.txt.gz, a sentence a line, and, if there, snli and mnli.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the trained model.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Folder of the trained model.")],
     epochs: Annotated[int, typer.Option(help="Passes over the sentences.")] = 10,
     tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 16384,
     learning_rate: Annotated[float, typer.Option(help="The highest one.")] = 3e-4,

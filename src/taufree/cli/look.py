@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from taufree.cli.talk import bar, refuse
+from taufree.cli.talk import bar, path, refuse
 
 
 def _show_version(asked: bool) -> None:
@@ -34,9 +34,9 @@ def options(
 
 
 def figures(
-    out: Annotated[Path, typer.Option(help="Folder to draw into; made if it is not there.")] = Path(
-        "figures"
-    ),
+    out: Annotated[
+        Path, typer.Option(parser=path, help="Folder to draw into; made if it is not there.")
+    ] = Path("figures"),
 ) -> None:
     """Draw the paper's figures from the closed forms.
 
@@ -53,17 +53,19 @@ def figures(
         refuse(error)
     except OSError as error:
         refuse(f"--out {out} cannot be written to: {error.strerror}.")
-    for path in paths:
-        typer.echo(path)
+    for drawn in paths:
+        typer.echo(drawn)
 
 
 def diagnose(
-    file: Annotated[Path, typer.Argument(help="Embeddings: .npy, .npz, .safetensors or .parquet.")],
-    second: Annotated[Path | None, typer.Argument(help="Their positives, row by row.")] = None,
+    file: Annotated[
+        Path, typer.Argument(parser=path, help="Embeddings: .npy, .npz, .safetensors or .parquet.")
+    ],
+    second: Annotated[Path | None, typer.Argument(parser=path, help="Their positives, row by row.")] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="Integer labels; rows that share one are positives.")
+        Path | None, typer.Option(parser=path, help="Integer labels; rows that share one are positives.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the page.")] = Path("diagnosis"),
+    out: Annotated[Path, typer.Option(parser=path, help="Folder of the page.")] = Path("diagnosis"),
 ) -> None:
     """Say whether a temperature hurts given embeddings.
 
@@ -108,7 +110,7 @@ def bench(
         typer.Option(help="bfloat16, float16 or float32.  [default: bfloat16; float32 on a CPU]"),
     ] = None,
     loss: Annotated[str, typer.Option(help="symmetric (CLIP) or nt-xent (SimCLR).")] = "symmetric",
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("bench.json"),
+    out: Annotated[Path, typer.Option(parser=path, help="Where the JSON goes.")] = Path("bench.json"),
 ) -> None:
     """Time the losses here, beside dense code and libraries.
 

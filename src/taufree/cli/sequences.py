@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.talk import refuse
+from taufree.cli.talk import path, refuse
 
 
 def sequences(
     log: Annotated[
         Path,
-        typer.Argument(help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV or Parquet file."),
+        typer.Argument(
+            parser=path, help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV or Parquet file."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the two files; made if it is not there.")],
+    out: Annotated[Path, typer.Option(parser=path, help="Folder of the two files; made if it is not there.")],
     user: Annotated[str | None, typer.Option(help="Column of the users.  [default: the usual names]")] = None,
     item: Annotated[str | None, typer.Option(help="Column of the items.  [default: the usual names]")] = None,
     time: Annotated[str | None, typer.Option(help="Column of the times.  [default: the usual names]")] = None,

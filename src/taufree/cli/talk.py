@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -13,6 +14,16 @@ def need(package: str) -> None:
     """Say now that a package is missing which only other processes will import."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(name=package)
+
+
+def path(given: str | Path) -> Path:
+    """Parser of an option that is a path. An empty one, as of a shell variable that is not set, would be the
+    current folder, and results would be strewn there."""
+    import typer
+
+    if not str(given).strip():
+        raise typer.BadParameter('must be a path ("." for the current folder), got an empty one.')
+    return Path(given)
 
 
 @contextmanager

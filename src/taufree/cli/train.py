@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taufree.cli.talk import need, refuse
+from taufree.cli.talk import need, path, refuse
 
 if TYPE_CHECKING:
     from taufree.experiments.results import Line
@@ -94,6 +94,7 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
+            parser=path,
             envvar="TAUFREE_DATA",
             help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
             "downloaded if not given; dcrec; snli, bias and stsb for mabel and sentences. For images and msc "
@@ -101,7 +102,7 @@ def run(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results and report.  [default: runs/RECIPE]")
+        Path | None, typer.Option(parser=path, help="Folder of results and report.  [default: runs/RECIPE]")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
 ) -> None:

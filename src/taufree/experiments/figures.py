@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,12 +24,12 @@ _BLUES = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")
 
 def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
     """A metric by temperature; free as a line with its spread across, the others where they ended."""
-    found = spreads(lines)
+    found = {link: of_link for link, of_link in spreads(lines).items() if metric in of_link}
     colours = link_colours(lines)
     fig = go.Figure()
     fixed = [link for link in found if temperature_of(link) is not None]
-    ended = {link: final_temperature(lines, link) for link in found if link not in ("free", *fixed)}
-    ended = {link: tau for link, tau in ended.items() if tau > 0}  # else it has no place on a log scale
+    others = [link for link in found if link not in ("free", *fixed)]
+    ended = {link: tau for link in others if (tau := final_temperature(lines, link)) is not None}
     marks = [*(float(link) for link in fixed), *ended.values()] or [0.1, 1.0]
     ends = [min(marks) / 1.3, max(marks) * 1.3]
     if free := found.get("free"):
@@ -79,16 +80,19 @@ def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
 def curve_figure(
     lines: Sequence[Line], curves: dict[str, str], title: str, *, log: bool = False
 ) -> go.Figure:
-    """Curves of training, the mean over the seeds of each link that are still training.
+    """Curves of training, the mean over the seeds of each link that are still training and have the curve.
 
     Args:
         curves: names of curves, each with the line style it is drawn in; links have the colours.
         title: the title of the y axis.
     """
     fig = go.Figure()
+    named = set()
     for link, colour in link_colours(lines).items():
-        for number, (curve, dash) in enumerate(curves.items()):
-            of_link = [pd.Series(line["curves"][curve]) for line in lines if line["link"] == link]
+        for curve, dash in curves.items():
+            of_link = [pd.Series(values) for values in _curves(lines, link, curve)]
+            if not of_link:
+                continue
             mean = pd.concat(of_link, axis=1).mean(axis=1)  # where a shorter curve has ended, of the others
             fig.add_scatter(
                 x=list(range(1, len(mean) + 1)),
@@ -96,9 +100,10 @@ def curve_figure(
                 mode="lines" if len(mean) > 1 else "markers",
                 name=describe(link),
                 legendgroup=link,
-                showlegend=number == 0,
+                showlegend=link not in named,
                 line={"color": colour, "dash": dash, "width": 3 if link == "free" else 1.8},
             )
+            named.add(link)
     longest = max((len(trace.x) for trace in fig.data), default=0)
     fig.update_xaxes(title="epoch", dtick=1 if longest <= 10 else None)  # no half epochs
     fig.update_yaxes(title=title)
@@ -110,8 +115,12 @@ def curve_figure(
 
 def cosine_figure(lines: Sequence[Line]) -> go.Figure:
     """For each link a panel: where the cosines ended, and the gradient scale that the link has there."""
+    kinds = {"negative": "negative_histogram", "positive": "positive_histogram"}
+    lines = [line for line in lines if all(line["curves"].get(name) for name in kinds.values())]
+    if not lines:
+        return go.Figure()
     colours = link_colours(lines)
-    known = [link for link in colours if OWN not in link]  # whose gradient scale has a closed form
+    scales = {link: found for link in colours if (found := _scale_curve(lines, link)) is not None}
     fig = make_subplots(
         rows=len(colours),
         cols=1,
@@ -121,9 +130,8 @@ def cosine_figure(lines: Sequence[Line]) -> go.Figure:
         specs=[[{"secondary_y": True}]] * len(colours),
     )
     for row, (link, colour) in enumerate(colours.items(), start=1):
-        of_link = [line["curves"] for line in lines if line["link"] == link]
         for kind, fill in (("negative", "#b8c0c8"), ("positive", colour)):
-            counts = np.sum([curves[f"{kind}_histogram"] for curves in of_link], axis=0)
+            counts = np.sum(_curves(lines, link, kinds[kind]), axis=0)
             edges = np.linspace(-1, 1, len(counts) + 1)
             fig.add_bar(
                 x=((edges[1:] + edges[:-1]) / 2).tolist(),
@@ -137,9 +145,9 @@ def cosine_figure(lines: Sequence[Line]) -> go.Figure:
                 row=row,
                 col=1,
             )
-        if link not in known:
+        if link not in scales:
             continue
-        c, scale = _scale_curve(lines, link, int(of_link[0]["candidates"]))
+        c, scale = scales[link]
         fig.add_scatter(
             x=c.tolist(),
             y=scale.tolist(),
@@ -147,7 +155,7 @@ def cosine_figure(lines: Sequence[Line]) -> go.Figure:
             line={"color": "#1f2933", "width": 2},
             name="gradient scale (right axis)",
             legendgroup="scale",
-            showlegend=link == known[0],
+            showlegend=link == next(iter(scales)),
             row=row,
             col=1,
             secondary_y=True,
@@ -176,17 +184,24 @@ def link_colours(lines: Sequence[Line]) -> dict[str, str]:
     return {link: {**blues, **_NAMED_COLOURS, **more}[link] for link in links}
 
 
-def final_temperature(lines: Sequence[Line], link: str) -> float:
-    """The mean over seeds of 1 / link'(0) at the end of training."""
-    return float(
-        np.mean([line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == link])
-    )
+def final_temperature(lines: Sequence[Line], link: str) -> float | None:
+    """The mean over seeds of 1 / link'(0) at the end of training; None where one is flat or falls at 0."""
+    ended = [curve[-1] for curve in _curves(lines, link, "temperature_at_zero")]
+    return float(np.mean(ended)) if ended and min(ended) > 0 else None
 
 
-def _scale_curve(
-    lines: Sequence[Line], link: str, candidates: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    c, tau = np.linspace(0, 1, 201), final_temperature(lines, link)
+def _curves(lines: Sequence[Line], link: str, curve: str) -> list[Any]:
+    """The curve of each line of the link that has it: another version may not have written it."""
+    return [line["curves"][curve] for line in lines if line["link"] == link and line["curves"].get(curve)]
+
+
+def _scale_curve(lines: Sequence[Line], link: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """The link's gradient scale in the paper's scenario by C, if it has a closed form and all is known."""
+    candidates, tau = _curves(lines, link, "candidates"), final_temperature(lines, link)
+    if OWN in link or not candidates or tau is None:
+        return None
+    c = np.linspace(0, 1, 201)
     if link in ("free", "calibrated") or link.startswith(GAIN):
-        return c, free_scale(c, candidates, gain=max(0.5, 0.5 / tau))  # the resolution takes 1e-4 of it
-    return c, temperature_scale(c, tau, candidates)
+        gain = max(0.5, 0.5 / tau)  # the resolution takes 1e-4 of it
+        return c, free_scale(c, int(candidates[0]), gain=gain)
+    return c, temperature_scale(c, tau, int(candidates[0]))

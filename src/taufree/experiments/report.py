@@ -22,22 +22,20 @@ MOST = 6  # metrics beside each other
 
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
-    found = spreads(lines)
-    metrics = list(next(iter(found.values())))
+    found, metrics = spreads(lines), _metrics(lines)
     best = {metric: best_temperature(lines, metric) for metric in metrics}
     rows = []
     for link, of_link in found.items():
         leads = [metric for metric in metrics if best[metric] == link]
         note = f"best tau: {', '.join(leads)}" if leads else ""
+        ended = {"calibrated": "ended like", "learnable": "ended at"}.get(link)
         if link == "free":
             note = "no temperature"
-        elif link == "calibrated":
-            note = f"ended like tau {final_temperature(lines, link):.3f}"
-        elif link == "learnable":
-            note = f"ended at tau {final_temperature(lines, link):.3f}"
-        figures = {metric: str(of_link[metric]) for metric in metrics}
-        seconds = mean(line["seconds"] for line in lines if line["link"] == link)
-        counts = {"seeds": str(of_link[metrics[0]].seeds), "seconds": f"{seconds:.1f}"}
+        elif ended and (tau := final_temperature(lines, link)) is not None:
+            note = f"{ended} tau {tau:.3f}"
+        figures = {metric: str(of_link.get(metric, "-")) for metric in metrics}
+        seconds = [line["seconds"] for line in lines if line["link"] == link]
+        counts = {"seeds": str(len(seconds)), "seconds": f"{mean(seconds):.1f}"}
         rows.append({"link": describe(link), **figures, **counts, "note": note})
     return rows
 
@@ -48,10 +46,15 @@ def result_table(lines: Sequence[Line]) -> tuple[list[dict[str, str]], set[int]]
     Where the metrics are too many to stand beside each other, links have the columns, without notes.
     """
     rows = table_rows(lines)
-    if len(lines[0]["metrics"]) <= MOST:
+    if len(_metrics(lines)) <= MOST:
         return rows, {i for i, row in enumerate(rows) if row["link"] == "free" or "best tau" in row["note"]}
     names = [name for name in rows[0] if name not in ("link", "note")]
     return [{"metric": name, **{row["link"]: row[name] for row in rows}} for name in names], set()
+
+
+def _metrics(lines: Sequence[Line]) -> list[str]:
+    """Those that any line has."""
+    return list(dict.fromkeys(metric for line in lines for metric in line["metrics"]))
 
 
 def write_report(lines: Sequence[Line], path: Path) -> Path:
@@ -91,8 +94,9 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
             "little; the free link was not picked. An interval that holds 0 means that these seeds cannot "
             "tell the two apart; more seeds make it narrower."
         )
-    _accuracy(page, lines, list(recipe.metrics))
-    _training(page, lines, list(recipe.metrics))
+    metrics = [metric for metric in recipe.metrics if metric in _metrics(lines)]
+    _accuracy(page, lines, metrics)
+    _training(page, lines, metrics)
     _cosines(page, lines)
     _embeddings(page, lines, next(iter(recipe.metrics)), path.parent / "embeddings")
     page.heading("How this was made")
@@ -117,34 +121,46 @@ def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
 
 def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
     page.heading("What happened during training")
+
+    def draw(curves: dict[str, str], title: str, id: str, caption: str, log: bool = False) -> None:
+        """What lines have of it: one that another version of a recipe wrote may lack a curve."""
+        figure = curve_figure(lines, curves, title, log=log)
+        if figure.data:
+            page.figure(figure, id=id, caption=caption)
+
     for metric in metrics:
-        if all(metric in line["curves"] for line in lines):
-            page.figure(
-                curve_figure(lines, {metric: "solid"}, metric),
-                id=f"curve-{metric}",
-                caption=f"{metric} after each epoch, the mean over seeds.",
-            )
-    page.figure(
-        curve_figure(lines, {"loss": "solid"}, "loss"),
+        draw(
+            {metric: "solid"},
+            metric,
+            id=f"curve-{metric}",
+            caption=f"{metric} after each epoch, the mean over seeds.",
+        )
+    draw(
+        {"loss": "solid"},
+        "loss",
         id="loss",
         caption="Mean loss of each epoch. Each link has a scale of its own: compare shapes, not heights.",
     )
-    page.figure(
-        curve_figure(lines, {"positive_cosine": "solid", "negative_cosine": "dot"}, "mean cosine"),
+    draw(
+        {"positive_cosine": "solid", "negative_cosine": "dot"},
+        "mean cosine",
         id="cosines",
         caption="Mean cosine of positive pairs (solid) and negative pairs (dotted). Where both are near 1, "
         "all vectors point much the same way; training pulls negatives down towards 0 (unrelated) and keeps "
         "positives up.",
     )
-    if all("effective_dimension" in line["curves"] for line in lines):
-        page.figure(
-            curve_figure(lines, {"effective_dimension": "solid"}, "effective dimension", log=True),
-            id="effective-dimension",
-            caption="In how many dimensions random vectors would be as far from orthogonal as the negative "
-            "pairs are: 1 / (mean squared cosine). 1 means that all vectors lie on a line.",
-        )
-    page.figure(
-        curve_figure(lines, {"gradient_scale": "solid"}, "gradient scale", log=True),
+    draw(
+        {"effective_dimension": "solid"},
+        "effective dimension",
+        log=True,
+        id="effective-dimension",
+        caption="In how many dimensions random vectors would be as far from orthogonal as the negative "
+        "pairs are: 1 / (mean squared cosine). 1 means that all vectors lie on a line.",
+    )
+    draw(
+        {"gradient_scale": "solid"},
+        "gradient scale",
+        log=True,
         id="gradient-scale",
         caption="How hard the loss pulls on the cosines of a batch: the sum of |d loss / d cosine| over "
         "all pairs of an example, the mean over examples. A temperature pulls with 2/tau until the "
@@ -154,14 +170,18 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
 
 
 def _cosines(page: Page, lines: Sequence[Line]) -> None:
+    figure = cosine_figure(lines)
+    if not figure.data:
+        return
+    candidates = next((n for line in lines if (n := line["curves"].get("candidates"))), None)
+    others = "others" if candidates is None else f"other {candidates - 1} candidates"
     page.heading("Where the cosines ended, and what the loss would still do there")
-    candidates = lines[0]["curves"]["candidates"]
     page.figure(
-        cosine_figure(lines),
+        figure,
         id="histogram",
         caption="Bars: cosines of positive and negative pairs in the last epoch, in % of their kind. "
         "Black: the gradient scale in the paper's scenario, one positive pair at cosine C and all "
-        f"other {candidates - 1} candidates at -C, read at C on the horizontal axis. There, a curve "
+        f"{others} at -C, read at C on the horizontal axis. There, a curve "
         "that is down at zero before C reaches 1 stops learning early, and one that is still high "
         "at 1 keeps pulling on pairs that are already perfect. Real negatives are not all at -C: "
         "those that lie among the positives keep the pull alive, as the measured curve above "

@@ -20,6 +20,7 @@ from taufree.experiments.link_names import temperature_of
 from taufree.experiments.run import BadInputError, run_key
 
 KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
+OBJECTS = ("settings", "metrics", "versions", "hardware", "curves")
 Line = dict[str, Any]
 
 
@@ -109,10 +110,10 @@ def parse(raw: bytes) -> Line:
         line = json.loads(raw, parse_constant=_refuse)
     except ValueError:
         raise ValueError("this line is not whole JSON") from None
-    if not isinstance(line, dict) or set(line) != set(KEYS):
-        raise ValueError(f"this line has not exactly the keys {', '.join(KEYS)}")
-    if not all(isinstance(line[name], dict) for name in ("settings", "metrics", "curves")):
-        raise ValueError("the settings, metrics and curves of this line are not all objects")
+    if not isinstance(line, dict) or not set(line) >= set(KEYS):
+        raise ValueError(f"this line has not all the keys {', '.join(KEYS)}")
+    if not all(isinstance(line[name], dict) for name in OBJECTS):
+        raise ValueError(f"the {', '.join(OBJECTS)} of this line are not all objects")
     if not isinstance(line["recipe"], str) or not isinstance(line["seed"], int) or not _is_link(line["link"]):
         raise ValueError("the recipe, link and seed of this line are not a name, a link and an integer")
     curves = (number for curve in line["curves"].values() for number in _listed(curve))

@@ -65,22 +65,24 @@ def values(lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def spreads(lines: Sequence[Line]) -> dict[str, dict[str, Spread]]:
-    """The spread of each metric of each link, as ``spreads(lines)[link][metric]``."""
-    found: dict[str, dict[str, Spread]] = {}
-    for link, frame in values(lines).groupby(level="link", sort=False):
-        found[str(link)] = {
-            str(metric): Spread(
-                float(column.mean()), float(column.std()) if len(column) > 1 else None, len(column)
-            )
-            for metric, column in frame.items()
-        }
+    """The spread of each metric of each link, over lines that have it: ``spreads(lines)[link][metric]``."""
+    table = values(lines)
+    found: dict[str, dict[str, Spread]] = {link: {} for link in table.index.unique("link")}
+    for link, frame in table.groupby(level="link", sort=False):
+        for metric, column in frame.items():
+            some = column.dropna()
+            if len(some):
+                std = float(some.std()) if len(some) > 1 else None
+                found[str(link)][str(metric)] = Spread(float(some.mean()), std, len(some))
     return found
 
 
 def best_temperature(lines: Sequence[Line], metric: str) -> str | None:
     """The fixed temperature with the highest mean, None where there is none among the links."""
     means = {
-        link: found[metric].mean for link, found in spreads(lines).items() if temperature_of(link) is not None
+        link: found[metric].mean
+        for link, found in spreads(lines).items()
+        if temperature_of(link) is not None and metric in found
     }
     return max(means, key=lambda link: means[link], default=None)
 
