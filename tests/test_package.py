@@ -61,7 +61,7 @@ def test_the_wheel_works_on_its_own(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(n for n in names if n.endswith("METADATA"))).decode()
-    assert {"taufree/py.typed", "taufree_command.py"} <= set(names)
+    assert "taufree/py.typed" in names
     assert "Requires-Dist: torch>=2.6" in metadata
     assert [
         line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line
