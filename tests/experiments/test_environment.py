@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning_utilities.core import rank_zero
 from torch.optim.lr_scheduler import LambdaLR
 
 from taufree.experiments.environment import choose_device, hardware, hush, versions
@@ -53,9 +54,8 @@ def announced(caplog, recwarn):
 
 
 def test_what_is_told_of_every_run_is_left_out(caplog, recwarn):
-    for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.INFO)
-        logging.getLogger(name).addHandler(caplog.handler)
+    rank_zero.log.setLevel(logging.INFO)
+    rank_zero.log.addHandler(caplog.handler)
     warnings.simplefilter("always")
     precision, steps = sorted(announced(caplog, recwarn), key=lambda said: "lr_scheduler" in said)
     assert "bfloat16" in precision

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import taufree
 from taufree.experiments.recipes.digits import DigitsSettings
-from taufree.experiments.results import KEYS
+from taufree.experiments.results import KEYS, OBJECTS
 from taufree.experiments.run import Run
 from taufree.experiments.runner import train
 from taufree.experiments.sweep import sweep
@@ -98,7 +98,12 @@ def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
 
 def test_lines_of_other_settings_stay_out_of_the_outcome(tmp_path):
     console = Console(file=io.StringIO())
-    line = {**dict.fromkeys(KEYS, 0), "recipe": "digits", "metrics": {"knn": 1.0}, "curves": {}}
+    line = {
+        **dict.fromkeys(KEYS, 0),
+        **{key: {} for key in OBJECTS},
+        "recipe": "digits",
+        "metrics": {"knn": 1.0},
+    }
     run = Run("digits", "free", 0, TINY)
     same = {**line, "link": "free", "seed": 0, "settings": run.recorded_settings}
     more = {**line, "link": "0.1", "seed": 7, "settings": run.recorded_settings}

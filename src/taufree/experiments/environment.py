@@ -39,8 +39,11 @@ def choose_device(device: str, precision: str) -> str:
 
 def hush() -> None:
     """Leave out what is told of every run on a GPU and asks nothing of the user."""
-    for name in ("lightning.fabric", "lightning.pytorch"):  # the precision, and advice on it
-        logging.getLogger(name).setLevel(logging.WARNING)
+    from lightning_utilities.core import rank_zero
+
+    # Lightning's announcement of the precision, and advice on it. The logger's name is that of the package
+    # which was imported last: lightning.fabric, lightning.pytorch or pytorch_lightning.
+    rank_zero.log.setLevel(logging.WARNING)
     # In float16 the first steps are left out until the loss's scale fits; the schedule goes on.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
 
