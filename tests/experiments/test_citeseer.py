@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import taufree
 from taufree import LogOdds, Temperature
 from taufree.cli import build
-from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.graph import Graph
 from taufree.experiments.observation import observe_views
 from taufree.experiments.recipes.citeseer import CiteSeer, CiteSeerSettings, with_self_pairs
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
+from tests.experiments.breaking_off import assert_goes_on
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("TAUFREE_DATA", ROOT.parent / "shared" / "data"))
@@ -96,17 +96,7 @@ def test_links_of_a_seed_are_paired_and_a_seed_trains():
 
 @pytest.mark.parametrize("mask", ["nt-xent", "pygcl"])
 def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, mask):
-    whole, broken, resumed = (begun(link="learnable", mask=mask) for _ in range(3))
-    for _ in range(4):
-        whole.train_epoch()
-    for _ in range(2):
-        broken.train_epoch()
-    broken.save(Checkpoint(tmp_path))
-    resumed.restore(Checkpoint(tmp_path))
-    for _ in range(2):
-        resumed.train_epoch()
-    assert resumed.curves == whole.curves
-    assert resumed.evaluate() == whole.evaluate()
+    assert_goes_on(lambda: begun(link="learnable", mask=mask), tmp_path, epochs=4)
 
 
 @pytest.mark.parametrize("link", [LogOdds(), Temperature(0.5)])

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import taufree
 from taufree import LogOdds
 from taufree.cli import build
-from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.dcrec import divergence
 from taufree.experiments.interactions import COLUMNS
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training, train
+from tests.experiments.breaking_off import assert_goes_on
 
 DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -215,17 +215,7 @@ def test_training_stops_when_patience_is_over(shop, tmp_path):
 
 
 def test_a_broken_off_run_goes_on_bit_for_bit_with_its_best_epoch(shop, tmp_path):
-    whole, broken, resumed = (begun(shop, "learnable", epochs=4, learning_rate=0.05) for _ in range(3))
-    for _ in range(4):
-        whole.train_epoch()
-    for _ in range(2):
-        broken.train_epoch()
-    broken.save(Checkpoint(tmp_path))
-    resumed.restore(Checkpoint(tmp_path))
-    for _ in range(2):
-        resumed.train_epoch()
-    assert resumed.curves == whole.curves
-    assert resumed.evaluate() == whole.evaluate()
+    assert_goes_on(lambda: begun(shop, "learnable", epochs=4, learning_rate=0.05), tmp_path, epochs=4)
 
 
 def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from taufree import LogOdds, Temperature
 from taufree.cli import build
-from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.recipes.mabel import Mabel, MabelSettings, alignment
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
+from tests.experiments.breaking_off import assert_goes_on
 
 DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -201,13 +201,4 @@ def test_the_command_bias_refuses_in_a_sentence(headless, data, tmp_path):
 
 
 def test_a_broken_off_run_goes_on_bit_for_bit(data, folder, tmp_path):
-    whole, broken, resumed = (begun(data, folder, "calibrated", epochs=3, batch_size=4) for _ in range(3))
-    for _ in range(3):
-        whole.train_epoch()
-    for _ in range(2):
-        broken.train_epoch()
-    broken.save(Checkpoint(tmp_path / "checkpoint"))
-    assert resumed.restore(Checkpoint(tmp_path / "checkpoint")) == ""
-    resumed.train_epoch()
-    assert resumed.curves == whole.curves
-    assert resumed.evaluate() == whole.evaluate()
+    assert_goes_on(lambda: begun(data, folder, "calibrated", epochs=3, batch_size=4), tmp_path)

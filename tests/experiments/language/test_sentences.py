@@ -4,10 +4,10 @@ from scipy.stats import spearmanr
 from torch.nn.functional import cosine_similarity
 
 from taufree import info_nce
-from taufree.experiments.checkpoint import Checkpoint
 from taufree.experiments.recipes.sentences import Sentences, SentencesSettings, read_stsb
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
+from tests.experiments.breaking_off import assert_goes_on
 
 PEOPLE = ["man", "woman", "boy", "girl", "nurse", "doctor", "dog", "cat"]
 
@@ -87,13 +87,4 @@ def test_an_empty_part_of_the_benchmark_is_refused(tmp_path):
 
 
 def test_a_broken_off_run_goes_on_bit_for_bit(data, headless, tmp_path):
-    whole, broken, resumed = (begun(data, headless, "learnable", epochs=3, batch_size=4) for _ in range(3))
-    for _ in range(3):
-        whole.train_epoch()
-    for _ in range(2):
-        broken.train_epoch()
-    broken.save(Checkpoint(tmp_path / "checkpoint"))
-    assert resumed.restore(Checkpoint(tmp_path / "checkpoint")) == ""
-    resumed.train_epoch()
-    assert resumed.curves == whole.curves
-    assert resumed.evaluate() == whole.evaluate()
+    assert_goes_on(lambda: begun(data, headless, "learnable", epochs=3, batch_size=4), tmp_path)
