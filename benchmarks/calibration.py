@@ -71,9 +71,12 @@ def imagenette(links: tuple[str, ...] = FEW, seeds: int = 1, **changes: int) -> 
     return Task("imagenette", ImageSettings(epochs=100, **changes), "knn", links, seeds)
 
 
+LONG = DigitsSettings(epochs=600)  # ten times as many
 TASKS = {
     "digits": Task("digits", DigitsSettings(), "linear"),
     "citeseer": Task("citeseer", CiteSeerSettings(), "micro"),
+    "long digits": Task("digits", LONG, "linear", seeds=5),
+    "long digits, knn": Task("digits", LONG, "knn", seeds=5),
     "imagenette": imagenette(LINKS, seeds=3),
     "imagenette, batch 64": imagenette(batch_size=64),
     "imagenette, batch 1024": imagenette(batch_size=1024),
@@ -122,6 +125,11 @@ def untrained(run: Run, metric: str) -> dict:
     return {**start_of(run), "link": UNTRAINED, "metrics": {metric: found[metric]}}
 
 
+def is_untrained(line: dict, task: Task) -> bool:
+    """Whether a line is of the task's network before training, which tasks of one recipe share."""
+    return line["link"] == UNTRAINED and line["recipe"] == task.recipe and task.metric in line["metrics"]
+
+
 def start_of(run: Run) -> dict:
     return {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings}
 
@@ -129,7 +137,7 @@ def start_of(run: Run) -> dict:
 def train(name: str, chosen: argparse.Namespace) -> None:
     """Do what the task still lacks."""
     task, runs, there = TASKS[name], runs_of(name, chosen), read(chosen.results)
-    begun = {(line["recipe"], line["seed"]) for line in there if line["link"] == UNTRAINED}
+    begun = {(line["recipe"], line["seed"]) for line in there if is_untrained(line, task)}
     for run in runs[:: len(task.links)]:
         if (run.recipe, run.seed) not in begun:
             append(chosen.results, untrained(run, task.metric))
@@ -149,11 +157,7 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
     if not lines:
         print("*Not measured yet.*")
         return {}
-    before = {
-        line["seed"]: line["metrics"][task.metric]
-        for line in every
-        if line["link"] == UNTRAINED and line["recipe"] == task.recipe
-    }
+    before = {line["seed"]: line["metrics"][task.metric] for line in every if is_untrained(line, task)}
     best = best_temperature(lines, task.metric)
     head(*HEAD)
     shortfalls = {}

@@ -67,8 +67,9 @@ def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
 
 def kind(settings: dict) -> tuple[int, str]:
     """The epochs, and what else is not as in most runs."""
-    apart = "" if settings["together"] else ", views apart"
-    return settings["epochs"], apart + (", float32" if settings["precision"] == "32-true" else "")
+    batch = f", batch {settings['batch_size']}" * (settings["batch_size"] != ImageSettings.batch_size)
+    apart = ", views apart" * (not settings["together"])
+    return settings["epochs"], batch + apart + ", float32" * (settings["precision"] == "32-true")
 
 
 def table(lines: list[dict]) -> None:
@@ -83,13 +84,13 @@ def table(lines: list[dict]) -> None:
             cells = [describe(link), f"{epochs}{other}", *(str(found[name]) for name in Imagenette.metrics)]
             cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
             row(*cells, str(found["knn"].seeds), f"{minutes:.1f}")
-    for (epochs, _), part in sorted(parts.items()):
+    for (epochs, other), part in sorted(parts.items()):
         gaps = free_against_best(part)
         gaps += [
             gap for link in spreads(part) if link != "free" and (gap := difference(part, "knn", "free", link))
         ]
         for gap in dict.fromkeys(map(str, gaps)):
-            print(f"\n- {epochs} epochs, {gap}", end="")
+            print(f"\n- {epochs} epochs{other}, {gap}", end="")
     print("\n")
 
 

@@ -140,17 +140,14 @@ def second_derivative(rank, world):
     return error(second / world, expected.split(sizes)[rank])
 
 
-def backward_twice(rank, backend="blockwise"):
+def backward_twice(rank):
     a, b = (
         torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * i + rank), requires_grad=True)
         for i in range(2)
     )
-    link = LearnableTemperature(0.2)
-    loss = taufree.info_nce(a, b, symmetric=True, link=link, gather_distributed=True, backend=backend)
-    first = torch.autograd.grad(loss, (a, b, link.log_scale), retain_graph=True)
-    with torch.no_grad():
-        link.log_scale += 1  # a step of its optimizer: the gradients stay those of the forward
-    second = torch.autograd.grad(3 * loss, (a, b, link.log_scale))
+    loss = taufree.info_nce(a, b, symmetric=True, gather_distributed=True, backend="blockwise")
+    first = torch.autograd.grad(loss, (a, b), retain_graph=True)
+    second = torch.autograd.grad(3 * loss, (a, b))
     return max(error(y, 3 * x) for x, y in zip(first, second, strict=True))
 
 
@@ -209,5 +206,4 @@ def kernels(rank, world):
             found[f"{call}, bfloat16, {way}"] = compare(
                 call, "odds", "none", rank, world, "triton", torch.bfloat16
             )
-    found["backward twice"] = [backward_twice(rank, "triton")]
     return {"errors": found, "collectives": count_collectives(rank, "triton")}

@@ -7,14 +7,11 @@ it replaces are links as well, so that a comparison changes this one object and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Real
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-
-_M = TypeVar("_M", bound=nn.Module)
 
 
 class Link(nn.Module):
@@ -54,8 +51,7 @@ class Link(nn.Module):
 
         ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the loss's
         negatives, all ranks' if they are gathered, and its standard error; NaN if there are none. In one
-        process ``measure.contrast`` has the embeddings, for links that measure something else; over ranks,
-        where none has them all, it is not there.
+        process ``measure.contrast`` has the embeddings, for links that measure something else.
         """
         return self
 
@@ -251,29 +247,6 @@ class LearnableTemperature(Link):
 
     def extra_repr(self) -> str:
         return f"max_scale={self.max_scale}"
-
-
-def as_it_is(module: _M, made: dict[int, Tensor] | None = None) -> _M:
-    """A copy that stays as it is when the module's numbers, parameters and buffers change before a backward.
-
-    Its parameters are leaves of their own, in the order of the module's; what else the module has is shared.
-    It takes microseconds. ``made`` has the copies so far, by what they are copies of, for some may be tied.
-    """
-    made = {} if made is None else made
-    own = module.__new__(type(module))
-    own.__dict__.update(module.__dict__)
-    own.__dict__["_parameters"] = _copies(module._parameters, made)
-    own.__dict__["_buffers"] = _copies(module._buffers, made)
-    inner = module._modules.items()
-    own.__dict__["_modules"] = {name: None if m is None else as_it_is(m, made) for name, m in inner}
-    return own
-
-
-def _copies(tensors: Mapping[str, Tensor | None], made: dict[int, Tensor]) -> dict[str, Tensor | None]:
-    for x in tensors.values():
-        if x is not None and id(x) not in made:
-            made[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
-    return {name: None if x is None else made[id(x)] for name, x in tensors.items()}
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
 from taufree.backends.tiles import keep_freed_memory
 from tests.largest import Largest
@@ -112,57 +112,6 @@ def test_backward_twice_and_scaled_upstream(reduction):
             torch.testing.assert_close(first, copy, rtol=0, atol=0)
             torch.testing.assert_close(second, first)
             torch.testing.assert_close(third, 3 * first)
-
-
-class Bent(Link):
-    """A link whose numbers are everywhere: a tied parameter in a submodule, a buffer, an attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale, self.power = torch.nn.Parameter(torch.tensor(2.0)), 3
-        self.inner = torch.nn.PReLU(init=0.5)
-        self.inner.also = self.scale
-        self.register_buffer("shift", torch.tensor(0.25))
-
-    def logit(self, cosine, gap, rise):
-        scale, shift = self.scale.to(cosine.dtype, copy=True), self.shift.to(cosine.dtype)
-        return (
-            (scale + self.inner.also) * cosine**self.power + self.inner.weight.to(cosine.dtype) * rise + shift
-        )
-
-
-def step(link):
-    with torch.no_grad():
-        for x in (*link.parameters(), *link.buffers()):
-            x += 1
-
-
-def reload(link):
-    link.load_state_dict({name: x - 0.5 for name, x in link.state_dict().items()}, assign=True)
-
-
-def new_attribute(link):
-    for name in {"tau", "gain", "power"} & set(vars(link)):
-        setattr(link, name, 2)
-
-
-@pytest.mark.parametrize("change", [step, reload, new_attribute])
-@pytest.mark.parametrize("make", [LearnableTemperature, Bent, lambda: Temperature(0.1), LogOdds])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_link_may_change_between_forward_and_backward(make, change, reduction):
-    """The gradient stays that of the forward, and so does one that is computed again."""
-    a, b, found = rows(9).requires_grad_(), rows(9, seed=1), []
-    for changed in (False, True):
-        link = make()
-        value = info_nce(a, b, rows(4, seed=2), in_batch=True, link=link, reduction=reduction,
-                         backend="blockwise").sum()  # fmt: skip
-        inputs = [a, *link.parameters()]
-        if changed:
-            change(link)
-        found += [torch.autograd.grad(value, inputs, retain_graph=True) for _ in range(2)]
-    assert all(x.abs().max() > 1e-3 for x in found[0])
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=1e-6, atol=1e-8)
 
 
 def test_ids_and_labels_that_changed_before_the_backward_are_refused():

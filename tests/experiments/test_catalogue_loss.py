@@ -26,3 +26,21 @@ def test_scores_that_differ_much_stay_finite():
     loss.backward()
     assert loss.item() == 1e3
     assert wanted.grad.tolist() == [[1.0, -1.0]]
+
+
+def test_factors_may_differ_in_dtype_and_autocast_does_not_reach_it():
+    wanted, items = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3).double().requires_grad_()
+    targets = torch.tensor([0, 1, 2, 4])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = catalogue_loss(wanted, items, targets)
+    torch.testing.assert_close(found, cross_entropy(wanted.double() @ items.T, targets))
+    found.backward()
+    assert (wanted.grad.dtype, items.grad.dtype) == (torch.float32, torch.float64)
+
+
+def test_a_second_derivative_is_refused():
+    wanted = torch.randn(4, 3, requires_grad=True)
+    loss = catalogue_loss(wanted, torch.randn(5, 3), torch.tensor([0, 1, 2, 4]))
+    (slope,) = torch.autograd.grad(loss, wanted, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        slope.sum().backward()

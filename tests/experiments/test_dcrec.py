@@ -44,11 +44,18 @@ def shop(tmp_path_factory):
     return folder
 
 
-def begun(shop, link="free", seed=0, **settings):
+def begun(shop, link="free", seed=0, precision="32-true", **settings):
     chosen = DCRecSettings(**{"dataset": str(shop), "epochs": 3, "batch_size": 64, **settings})
     recipe = Recommendation(chosen)
     recipe.load(None)
-    return Training(Run("dcrec", link, seed, chosen), recipe)
+    return Training(Run("dcrec", link, seed, chosen, precision), recipe)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_it_trains_and_is_judged_in_other_precisions(shop, precision):
+    training = begun(shop, precision=precision)
+    training.train_epoch()
+    assert training.evaluate()["full_hr10"] >= 0
 
 
 def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):

@@ -33,7 +33,7 @@ from taufree.backends.tiles import (
     link_gradient,
 )
 from taufree.contrast import Contrast
-from taufree.links import Link, LogOdds, as_it_is
+from taufree.links import Link, LogOdds
 
 Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
 Tile: TypeAlias = OddsTile | SoftmaxTile
@@ -51,19 +51,19 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     params = [p for p in link.parameters() if p.requires_grad]
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
-    result: Tensor = _Blockwise.apply(contrast, as_it_is(link), weights, *inputs, *params)
+    result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
     return result
 
 
 class _Blockwise(torch.autograd.Function):
-    """Inputs from the fourth on: anchors, keys, queue, own negatives, the parameters that ``link`` copied."""
+    """Inputs from the fourth on: anchors, keys, queue, own negatives, the link's parameters."""
 
     @staticmethod
     def forward(
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
         ctx.contrast, ctx.link, ctx.weights = contrast, link, weights
-        ctx.params = inputs[4:]  # for their dtypes: the link has their values as they are now
+        ctx.params = inputs[4:]  # not saved below: the next loss may bring them back into range in place
         ctx.wanted = ctx.needs_input_grad[3:]
         engine = _Engine(contrast, link, inputs, ctx.wanted)
         losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
@@ -127,7 +127,7 @@ class _Engine:
         self.v = self.u if keys is None else Rows(keys, self.dtype, wanted[1], tiled=contrast.in_batch)
         self.queue = None if queue is None else Rows(queue, self.dtype, wanted[2])
         self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
-        self.params = [p for p in link.parameters() if p.requires_grad]
+        self.params = [p for p in inputs[4:] if p is not None]
         self.param_grads = self._no_param_grads()
         odds = type(link) is LogOdds and link.gain == 1
         self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if odds else SoftmaxTile

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 SCORES_AT_ONCE = 2**24
 
@@ -16,16 +17,18 @@ def catalogue_loss(
     """``cross_entropy(wanted @ items.T, targets)``: the mean of -log softmax(w e) at the target.
 
     The gradient is computed along with the loss, for some histories at a time, so that the scores are read
-    and written as seldom as can be. It has no gradient of its own.
+    and written as seldom as can be. It can be differentiated once.
 
     Shape:
-        wanted: [B, D]; items: [M, D]; targets: [B].
+        wanted: [B, D]; items: [M, D], of any dtype: the wider of the two is computed in. targets: [B].
 
     >>> wanted, items = torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> round(catalogue_loss(wanted, items, torch.tensor([0, 1])).item(), 4)
     0.6348
     """
-    loss: Tensor = _CatalogueLoss.apply(wanted, items, targets, max(1, scores_at_once // len(items)))
+    dtype, at_once = torch.promote_types(wanted.dtype, items.dtype), max(1, scores_at_once // len(items))
+    with torch.autocast(wanted.device.type, enabled=False):
+        loss: Tensor = _CatalogueLoss.apply(wanted.to(dtype), items.to(dtype), targets, at_once)
     return loss
 
 
@@ -45,6 +48,7 @@ class _CatalogueLoss(torch.autograd.Function):
         return total / len(wanted)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
         slopes, item_slopes = ctx.saved_tensors
         scale = gradients[0] / len(slopes)

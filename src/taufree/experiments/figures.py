@@ -131,7 +131,9 @@ def cosine_figure(lines: Sequence[Line]) -> go.Figure:
     )
     for row, (link, colour) in enumerate(colours.items(), start=1):
         for kind, fill in (("negative", "#b8c0c8"), ("positive", colour)):
-            counts = np.sum(_curves(lines, link, kinds[kind]), axis=0)
+            histograms = _curves(lines, link, kinds[kind])
+            # Another version may have had other bins.
+            counts = np.sum([one for one in histograms if len(one) == len(histograms[-1])], axis=0)
             edges = np.linspace(-1, 1, len(counts) + 1)
             fig.add_bar(
                 x=((edges[1:] + edges[:-1]) / 2).tolist(),

@@ -46,11 +46,12 @@ def spread(x: Tensor, edges: EdgeIndex, weights: Tensor) -> Tensor:
     One product of a sparse matrix, whose gradient is one more with its transpose: ``edges`` know the order of
     both. The weights [E] have no gradient.
     """
+    dtype = torch.promote_types(x.dtype, torch.float32)  # there are no sparse products of halves on a CPU
     with warnings.catch_warnings():  # what PyTorch says once of every sparse matrix
         warnings.filterwarnings("ignore", "Sparse (CSR|CSC) tensor support is in beta state")
         warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
-        found: Tensor = edges.matmul(x, input_value=weights, transpose=True)
-    return found
+        found: Tensor = edges.matmul(x.to(dtype), input_value=weights.to(dtype), transpose=True)
+    return found.to(x.dtype)
 
 
 def _graph(edges: Tensor, weights: Tensor, items: int) -> ItemGraph:

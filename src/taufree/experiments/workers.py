@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 }
 
 PATIENCE = 10.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that processes have to end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
     finally:
         for worker in workers:
             worker.dismiss()
+        deadline = time.monotonic() + PATIENCE
         for worker in workers:
-            worker.process.join(PATIENCE)
+            worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.process.kill()
             worker.process.join()
 

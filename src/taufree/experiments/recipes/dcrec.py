@@ -244,7 +244,7 @@ class Recommendation(Recipe):
             *(torch.split(x, AT_ONCE) for x in (self.judged[part], wanted, judge.targets)), strict=True
         )
         for index, some, targets in chunks:
-            scores = some @ _vectors(model).T
+            scores = some @ _vectors(model).T.to(some.dtype)
             found.append(full_ranks(scores, targets, rows.seen(index).to(scores.device)))
         full = figures(torch.cat(found))
         sampled = figures(self._sampled(model, part, wanted))
