@@ -192,18 +192,19 @@ def mabel_table(base: dict, lines: list[dict]) -> None:
         row(describe(link), "the same" if aligned == "same" else describe(aligned), *cells)
     print()
     published = [
-        {**line, "metrics": {name: line["curves"][name][-1] for name in FIGURES}}
+        {**line, "metrics": {name: line["curves"][name][-1] for name in names}}
         for line in lines
         if line["settings"]["alignment"] == "same"
     ]
-    for name in FIGURES:
+    for name in names:
+        title = name.upper().replace("_ALL", ", all")
         for other in LINKS[1:]:
             if gap := difference(published, name, "free", other):
                 within = "one seed"
                 if gap.interval:
                     low, high = gap.interval
                     within = f"95 % interval {low:+.2f} to {high:+.2f}, {len(gap.per_seed)} seeds"
-                print(f"- {name.upper()}: free minus {describe(other)} is {gap.mean:+.2f} ({within})")
+                print(f"- {title}: free minus {describe(other)} is {gap.mean:+.2f} ({within})")
 
 
 def table(chosen: argparse.Namespace) -> None:
