@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 from dcrec_speed import measure
-from lines import complete, head, read, row, stopping, thinned
+from lines import append, complete, head, read, row, stopping, thinned
 
 from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe
@@ -111,8 +111,7 @@ def speed(chosen: argparse.Namespace, device: str) -> None:
         settings = DCRecSettings(dataset=dataset, batch_size=chosen.batch_size)
         found = measure(settings, chosen.data, device, chosen.repeats)
         print(json.dumps(found, indent=1), flush=True)
-        with chosen.speed_results.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+        append(chosen.speed_results, found)
 
 
 def main() -> None:
