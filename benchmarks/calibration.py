@@ -111,6 +111,7 @@ def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
         Run(task.recipe, link, seed, task.settings, precision, device, chosen.data)
         for seed in range(min(task.seeds, chosen.seeds or task.seeds))
         for link in task.links
+        if chosen.links is None or link in chosen.links.split(",")
     ]
 
 
@@ -138,9 +139,8 @@ def train(name: str, chosen: argparse.Namespace) -> None:
     """Do what the task still lacks."""
     task, runs, there = TASKS[name], runs_of(name, chosen), read(chosen.results)
     begun = {(line["recipe"], line["seed"]) for line in there if is_untrained(line, task)}
-    for run in runs[:: len(task.links)]:
-        if (run.recipe, run.seed) not in begun:
-            append(chosen.results, untrained(run, task.metric))
+    for run in {run.seed: run for run in runs if (run.recipe, run.seed) not in begun}.values():
+        append(chosen.results, untrained(run, task.metric))
 
     def failed(run: Run, why: str) -> None:
         append(chosen.results, {**start_of(run), "failed": why})
@@ -200,16 +200,19 @@ def belongs(line: dict, task: Task) -> bool:
 
 
 def draw(every: list[dict], folder: Path) -> None:
-    """The pictures of what has been measured: tasks with all links, and Imagenette by batch and width."""
+    """The pictures of tasks that have been measured with all links, and of Imagenette by batch and width."""
     measured = {
         name: found
         for name, task in TASKS.items()
         if (found := [line for line in every if belongs(line, task) and "metrics" in line])
     }
-    overview(
-        {name: (TASKS[name].metric, found) for name, found in measured.items() if TASKS[name].links == LINKS},
-        folder / "calibration.png",
-    )
+    whole = {
+        name: (TASKS[name].metric, found)
+        for name, found in measured.items()
+        if {line["link"] for line in found} == set(LINKS)
+    }
+    if whole:
+        overview(whole, folder / "calibration.png")
     panels = {
         what: {
             size: [line for line in measured[name] if line["link"] in FEW]
@@ -267,6 +270,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that holds planetoid and imagenette2-160")
     parser.add_argument("--tasks", default="digits,citeseer,imagenette", help="tasks that begin so")
     parser.add_argument("--seeds", type=int, help="fewer seeds than the task's")
+    parser.add_argument("--links", help="only these of the task's")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--device", default="auto")

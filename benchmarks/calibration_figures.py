@@ -15,7 +15,13 @@ from taufree.experiments.link_names import describe, temperature_of
 from taufree.experiments.results import Line
 from taufree.experiments.summary import best_temperature, difference, spreads
 
-COLOURS = {"free": FREE, "gain=2": "#e69f00", "calibrated": "#009e73", "learnable": "#888888"}
+COLOURS = {
+    "free": FREE,
+    "gain=2": "#e69f00",
+    "calibrated": "#009e73",
+    "learnable": "#888888",
+    "alternatives:Coarse": "#cc79a7",
+}
 
 
 def colour(link: str) -> str | tuple[float, ...]:

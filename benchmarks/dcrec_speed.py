@@ -61,11 +61,11 @@ def parts(training: Training, batch: tuple[torch.Tensor, ...]) -> dict[str, Call
     """The parts of a step, each with its gradients."""
     model, link, weights = training.weights, training.link, list(training.weights.parameters())
     samples, _, slots = batch
-    out = model(samples, slots=slots)
-    views = [getattr(out, name).detach().requires_grad_() for name in ("sequence", "adjacent", "similar")]
+    with torch.no_grad():  # a graph that is alive would tie the recordings to the stream it was made on
+        out = model(samples, slots=slots)
+    views = [getattr(out, name).requires_grad_() for name in ("sequence", "adjacent", "similar")]
     alone = out._replace(**dict(zip(("sequence", "adjacent", "similar"), views, strict=True)))
-    alone = alone._replace(conformity=out.conformity.detach())
-    wanted, x = out.wanted.detach().requires_grad_(), model.vectors.detach().requires_grad_()
+    wanted, x = out.wanted.requires_grad_(), model.vectors.detach().requires_grad_()
     graph = model._graph("train")
 
     def slopes(value: torch.Tensor, leaves: list[torch.Tensor]) -> object:

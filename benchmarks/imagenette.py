@@ -18,6 +18,7 @@ from statistics import mean
 
 import numpy as np
 import torch
+from calibration_figures import colour
 from lines import EVERY, FREE, complete, head, read, row, stopping, thinned
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -141,16 +142,18 @@ def draw_long(lines: list[dict], path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for line in lines:
-        look = {"label": describe(line["link"]), "color": FREE if line["link"] == "free" else "#2171b5"}
+        look = {"label": describe(line["link"]), "color": colour(line["link"])}
         curve, counts = line["curves"]["knn"], np.array(line["curves"]["negative_histogram"])
         left.plot(EVERY * np.arange(1, len(curve) + 1), curve, **look)
-        right.stairs(100 * counts / counts.sum(), np.linspace(-1, 1, BINS + 1), fill=True, alpha=0.5, **look)
+        right.stairs(100 * counts / counts.sum(), np.linspace(-1, 1, BINS + 1), lw=1.5, **look)
     left.set(xlabel="epoch", ylabel="kNN accuracy, %", ylim=(70, None))
     right.set(xlabel="cosine of a negative pair, last epoch", ylabel="% of the negatives")
     right.set_xticks([-1, -0.5, 0, 0.5, 1])
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(lines), frameon=False
+    )
     figure.savefig(path, dpi=150)
 
 

@@ -26,6 +26,9 @@ from taufree.experiments.embedding import THUMBNAIL
 from taufree.experiments.images import Images, ahead, fits
 from taufree.experiments.recipe import BatchSettings, Recipe
 
+JUDGED = 512
+"""Images that are judged at once on a GPU, at least: fewer would leave it idle between launches."""
+
 
 @dataclass(frozen=True)
 class ViewSettings(BatchSettings):
@@ -144,7 +147,9 @@ class ImageRecipe(Recipe):
 
     def features(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Features of the training and of the validation images, float32 on the device."""
-        size, count = 2 * self.settings.batch_size, len(self.images.labels)
+        count, size = len(self.images.labels), 2 * self.settings.batch_size
+        if self._device.type == "cuda":
+            size = max(size, JUDGED)
         # The last part is filled up, so that a compiled network sees one shape.
         order = torch.arange(-(-count // size) * size).clamp(max=count - 1).view(-1, size)
         found = [
