@@ -84,6 +84,7 @@ TASKS = {
     "imagenette, 32 projections": imagenette(projection=32),
     "imagenette, 512 projections": imagenette(projection=512),
     "alternatives on digits": Task("digits", DigitsSettings(), "linear", TRIED),
+    "alternatives on long digits": Task("digits", LONG, "linear", TRIED, seeds=5),
     "alternatives on citeseer": Task("citeseer", CiteSeerSettings(), "micro", TRIED, seeds=5),
     "alternatives on imagenette": imagenette(TRIED),
 }
