@@ -157,7 +157,7 @@ def speed(chosen: argparse.Namespace, settings: MSCSettings, device: str, precis
     parts = {"views": views, "frozen half": frozen, "trained half": trained}
     measured = part_seconds(parts, device, chosen.repeats)
     with torch.no_grad():
-        measured["scoring"] = seconds(lambda: recipe.features(training.model), device, 1)
+        measured["scoring"] = seconds(lambda: recipe.features(training.model), device, 1, first=0)
     epoch = epoch_seconds(training, max(1, chosen.repeats // 20))
     measured["step"] = epoch / recipe.steps
     counts = dict.fromkeys(measured, len(images)) | {"scoring": len(recipe.images.labels)}
