@@ -57,9 +57,10 @@ def planned(chosen: argparse.Namespace, device: str) -> list[Run]:
         for dataset in chosen.datasets.split(",")
         for link, other in some
     ]
-    size = {"epochs": chosen.epochs, "batch_size": chosen.batch_size, "protocol": chosen.protocol}
+    same = {"epochs": chosen.epochs, "batch_size": chosen.batch_size, "protocol": chosen.protocol}
+    where = {"device": device, "data": chosen.data}
     return [
-        Run("dcrec", link, seed, DCRecSettings(dataset=dataset, **size, **other), "32-true", device, chosen.data)
+        Run("dcrec", link, seed, DCRecSettings(dataset=dataset, **same, **other), **where)
         for seed, dataset, link, other in order
     ]
 

@@ -1,4 +1,4 @@
-"""Benchmarks that were broken off: what they do first, and that their tables are printed with what is there."""
+"""Benchmarks that were broken off: what they do first, and that their tables show what is there."""
 
 import argparse
 import importlib
@@ -58,7 +58,7 @@ def test_the_table_of_dcrec_takes_what_is_there(benchmark, tmp_path, monkeypatch
     script = benchmark("dcrec")
     lines = [dcrec_line(run) for run in dcrec_runs(script)]
     shown = printed(script, lines[:kept], tmp_path / "lines", monkeypatch, capsys)
-    assert ("| free |" in shown) and ("### Beauty" in shown) == (kept > 0)
+    assert ("### Beauty" in shown) == (kept > 0)
     assert ("free minus no contrastive term" in shown) == (kept > 2)
     assert ("95 % interval" in shown) == (kept > 13)
     assert ("with ids minus without" in shown) == (kept > 36)
