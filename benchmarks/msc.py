@@ -49,10 +49,10 @@ PAPER_FREE = dict(
 
 
 def plan() -> list[tuple[str, str, int]]:
-    """Class, link and seed of all runs, the most telling first."""
+    """Class, link and seed of all runs, the most telling first, the links of a class one after the other."""
     runs = [(name, link, 0) for name in CLASSES for link in MAIN]
-    runs += [(name, link, 0) for link in LINKS[2:] for name in FEW]
-    return runs + [(name, link, seed) for seed in range(1, SEEDS) for link in LINKS for name in FEW]
+    runs += [(name, link, 0) for name in FEW for link in LINKS[2:]]
+    return runs + [(name, link, seed) for seed in range(1, SEEDS) for name in FEW for link in LINKS]
 
 
 def recorded(line: dict) -> dict:
@@ -157,7 +157,7 @@ def speed(chosen: argparse.Namespace, settings: MSCSettings, device: str, precis
     parts = {"views": views, "frozen half": frozen, "trained half": trained}
     measured = part_seconds(parts, device, chosen.repeats)
     with torch.no_grad():
-        measured["scoring"] = seconds(lambda: recipe.features(training.model), device, 1)
+        measured["scoring"] = seconds(lambda: recipe.features(training.model), device, 1, first=0)
     epoch = epoch_seconds(training, max(1, chosen.repeats // 20))
     measured["step"] = epoch / recipe.steps
     counts = dict.fromkeys(measured, len(images)) | {"scoring": len(recipe.images.labels)}

@@ -16,20 +16,20 @@ from taufree.experiments.replay import WARM_UP, Replayed
 from taufree.experiments.runner import Training
 
 
-def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
-    """The median time of a call, after some that are not counted."""
+def seconds(work: Callable[[], object], device: str, repeats: int, first: int = WARM_UP + 2) -> float:
+    """The median time of a call, after ``first`` that are not counted."""
 
     def wait() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
     taken = []
-    for number in range(WARM_UP + 2 + repeats):
+    for number in range(first + repeats):
         wait()
         start = time.perf_counter()
         work()
         wait()
-        if number >= WARM_UP + 2:
+        if number >= first:
             taken.append(time.perf_counter() - start)
     return median(taken)
 

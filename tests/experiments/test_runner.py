@@ -1,6 +1,8 @@
 """The runner: paired seeds, resuming bit for bit, precision, and what a line holds."""
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -241,3 +243,24 @@ def test_rounded_products_are_for_recipes_that_ask_and_gpus_alone():
     training.train_epoch()
     assert set(seen) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_run_leaves_nothing_behind_for_the_next(tmp_path, monkeypatch):
+    """Or a worker would fill its GPU with the networks and recorded steps of runs that are done."""
+    begun_so_far, alive = [], []
+    begin = Digits.begin
+
+    def watched(recipe, model):
+        alive.append([one() is not None for one in begun_so_far])
+        begun_so_far.append(weakref.ref(recipe))
+        begin(recipe, model)
+
+    monkeypatch.setattr(Digits, "begin", watched)
+    settings = DigitsSettings(epochs=1, batch_size=512)
+    gc.disable()
+    try:
+        for seed in range(3):
+            train(tiny(seed=seed, settings=settings), tmp_path)
+    finally:
+        gc.enable()
+    assert alive == [[], [False], [False, False]]

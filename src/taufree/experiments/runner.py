@@ -9,6 +9,7 @@ Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.r
 from __future__ import annotations
 
 import datetime
+import gc
 import math
 import random
 import time
@@ -66,6 +67,9 @@ def train(
         note: called with each sentence that the recipe has for the user.
     """
     started = time.monotonic()
+    # The run before hangs in a cycle, with all that it has on the device; the garbage collector, which knows
+    # nothing of that, would let many of them come together.
+    gc.collect()
     recipe = find_recipe(run.recipe)(run.settings)
     try:
         recipe.load(run.data)

@@ -1,0 +1,95 @@
+"""Benchmarks that were broken off: what they do first, and that their tables show what is there."""
+
+import argparse
+import importlib
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports a script of the folder, whose scripts import each other as they do when they are run."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def dcrec_runs(script, seeds=5):
+    chosen = argparse.Namespace(
+        seeds=seeds, datasets="beauty,reddit", epochs=300, batch_size=2048, protocol="validation", data=None
+    )
+    return script.planned(chosen, "cpu")
+
+
+def dcrec_line(run):
+    draw = random.Random(run.key)
+    names = ("hr1", "hr5", "hr10", "ndcg5", "ndcg10", "full_hr10", "full_ndcg10")
+    return {
+        "recipe": "dcrec",
+        "link": run.link,
+        "seed": run.seed,
+        "settings": run.recorded_settings,
+        "metrics": {name: draw.random() for name in names},
+        "curves": {"choice": [1.0, 3.0, 2.0]},
+        "seconds": 10.0,
+    }
+
+
+def msc_line(name, link, seed):
+    settings = {"normal": name, "backbone": "resnet50-v1", "epochs": 25, "batch_size": 32}
+    metrics = {"auc": 95 + random.Random(name + link).random() + seed / 10, "gain": 1.0}
+    return {"link": link, "seed": seed, "settings": settings, "metrics": metrics, "seconds": 20.0}
+
+
+def printed(script, lines, path, monkeypatch, capsys):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", ["script", "--table", "--results", str(path)])
+    script.main()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 4, 8, 13, 37, 70])
+def test_the_table_of_dcrec_takes_what_is_there(benchmark, tmp_path, monkeypatch, capsys, kept):
+    script = benchmark("dcrec")
+    lines = [dcrec_line(run) for run in dcrec_runs(script)]
+    shown = printed(script, lines[:kept], tmp_path / "lines", monkeypatch, capsys)
+    assert ("### Beauty" in shown) == (kept > 0)
+    assert ("free minus no contrastive term" in shown) == (kept > 2)
+    assert ("95 % interval" in shown) == (kept > 13)
+    assert ("with ids minus without" in shown) == (kept > 36)
+    # A line that ended before all others did, whatever it is of.
+    assert "### " in printed(script, lines[kept : kept + 1], tmp_path / "one", monkeypatch, capsys)
+
+
+def test_dcrec_does_a_few_seeds_with_everything_first(benchmark):
+    runs = dcrec_runs(benchmark("dcrec"))
+    assert len({run.key for run in runs}) == len(runs) == 5 * 2 * 8
+    assert {run.seed for run in runs[:48]} == {0, 1, 2}
+    assert all(run.settings.ids for run in runs[:36])
+    for start in range(0, 36, 6):  # all links of a seed and a data set are neighbours
+        assert len({(run.seed, run.settings.dataset) for run in runs[start : start + 6]}) == 1
+        assert [run.link for run in runs[start : start + 3]] == ["free", "0.8", "free"]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 20, 22, 34, 59])
+def test_the_table_of_msc_takes_what_is_there(benchmark, tmp_path, monkeypatch, capsys, kept):
+    script = benchmark("msc")
+    lines = [msc_line(*run) for run in script.plan()]
+    assert len(lines) == 59
+    shown = printed(script, lines[:kept], tmp_path / "lines", monkeypatch, capsys)
+    assert f"{kept} runs" in shown
+    assert ("free minus tau 0.25" in shown) == (kept > 3)
+    assert "**mean of ten**" in shown
+    assert printed(script, lines[kept - 1 : kept], tmp_path / "one", monkeypatch, capsys)
+
+
+def test_msc_does_the_links_of_a_class_one_after_the_other(benchmark):
+    runs = benchmark("msc").plan()
+    assert [run[:2] for run in runs[:2]] == [("airplane", "free"), ("airplane", "0.25")]
+    for start in range(29, 59, 5):
+        assert len({(name, seed) for name, _, seed in runs[start : start + 5]}) == 1
