@@ -135,7 +135,7 @@ def bench(
     try:
         if out.is_dir():
             raise ValueError(f"--out must be a file, got the folder {out}.")
-        ns, ds = numbers("n", given[0]), numbers("d", given[1])
+        ns, ds = numbers("n", given[0], 2), numbers("d", given[1])  # one pair has no negatives
         check(given[2], loss)
     except ValueError as error:
         refuse(error)
