@@ -163,6 +163,8 @@ def test_a_sweep_from_the_shell(tmp_path):
     assert "4 of 4 runs are already in" in again.stderr
     assert again.stdout == found.stdout
     assert (out / "report.html").exists()
+    narrow = CliRunner().invoke(build(), arguments, env={"COLUMNS": "40"})
+    assert "…" not in narrow.stdout  # names are not cut off
 
 
 def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
