@@ -76,8 +76,8 @@ def test_help_teaches():
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["run", "--precision", ""], "precision must be one of "),
         (["diagnose", "absent.npy"], "absent.npy does not exist"),
-        (["bench", "--n", "64,x"], "n must be positive integers with commas between them, got '64,x'."),
-        (["bench", "--d", "0"], "d must be positive integers with commas between them, got '0'."),
+        (["bench", "--n", "64,x"], "n must be integers of at least 2 with commas between them, got '64,x'."),
+        (["bench", "--d", "0"], "d must be integers of at least 1 with commas between them, got '0'."),
         (["bench", "--loss", "clip"], "loss must be one of symmetric, nt-xent, got 'clip'."),
         (["bench", "--dtype", "int8"], "dtype must be one of bfloat16, float16, float32, got 'int8'."),
         (["bench", "--out", "."], "--out must be a file, got the folder ."),
@@ -163,6 +163,8 @@ def test_a_sweep_from_the_shell(tmp_path):
     assert "4 of 4 runs are already in" in again.stderr
     assert again.stdout == found.stdout
     assert (out / "report.html").exists()
+    narrow = CliRunner().invoke(build(), arguments, env={"COLUMNS": "40"})
+    assert "…" not in narrow.stdout  # names are not cut off
 
 
 def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):

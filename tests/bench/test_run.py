@@ -84,7 +84,7 @@ def test_the_command(tmp_path, two_more):
     assert lines[-1] == f"Results: {out}"
 
 
-@pytest.mark.parametrize("text", ["", "0", "a", "16,,32", "-4", "1.5"])
-def test_sizes_must_be_positive_integers(text):
-    with pytest.raises(ValueError, match="n must be positive integers with commas between them, got"):
-        numbers("n", text)
+@pytest.mark.parametrize("text", ["", "1", "a", "16,,32", "-4", "2.5"])
+def test_sizes_must_be_integers_that_are_large_enough(text):
+    with pytest.raises(ValueError, match="n must be integers of at least 2 with commas between them, got"):
+        numbers("n", text, 2)

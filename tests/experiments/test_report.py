@@ -117,6 +117,14 @@ def test_short_runs_have_no_half_epochs(lines):
     assert curve_figure(lines, {"loss": "solid"}, "loss").layout.xaxis.dtick == 1
 
 
+@pytest.mark.parametrize(("values", "own"), [([3.9, 8.0], True), ([4.0, 9000.0], False)])
+def test_a_log_axis_has_ticks_between_close_values_too(lines, values, own):
+    lines = [{**line, "curves": {"gradient_scale": values}} for line in lines]
+    axis = curve_figure(lines, {"gradient_scale": "solid"}, "gradient scale", log=True).layout.yaxis
+    assert axis.type == "log"
+    assert (axis.tickvals is None) == own  # Plotly's own, which it finds between any two values
+
+
 def test_the_accuracy_figure_holds_the_means(lines):
     traces = {trace.name: trace for trace in accuracy_figure(lines, "knn").data}
     mean = {

@@ -54,15 +54,17 @@ def check(dtype: str, loss: str) -> None:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
 
 
-def numbers(name: str, text: str) -> list[int]:
-    """Comma-separated positive integers.
+def numbers(name: str, text: str, least: int = 1) -> list[int]:
+    """Comma-separated integers of at least ``least``.
 
     >>> numbers("n", "4096,16384")
     [4096, 16384]
     """
     words = text.split(",")
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"{name} must be positive integers with commas between them, got {text!r}.")
+    if not all(word.strip().isdecimal() and int(word) >= least for word in words):
+        raise ValueError(
+            f"{name} must be integers of at least {least} with commas between them, got {text!r}."
+        )
     return [int(word) for word in words]
 
 

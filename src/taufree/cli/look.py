@@ -135,7 +135,7 @@ def bench(
     try:
         if out.is_dir():
             raise ValueError(f"--out must be a file, got the folder {out}.")
-        ns, ds = numbers("n", given[0]), numbers("d", given[1])
+        ns, ds = numbers("n", given[0], 2), numbers("d", given[1])  # one pair has no negatives
         check(given[2], loss)
     except ValueError as error:
         refuse(error)
@@ -144,7 +144,8 @@ def bench(
     rows = [table_row(row) for row in result["rows"]]
     table = Table(title=f"{loss}, {given[2]}: a forward and a backward")
     for name in rows[0]:
-        table.add_column(name, justify="right" if name in ("ms", "of floor", "MiB") else "left")
+        number = name in ("ms", "of floor", "MiB")
+        table.add_column(name, justify="right" if number else "left", overflow="fold")  # nothing is cut off
     for row in rows:
         table.add_row(*map(Text, row.values()))
     show = Console(soft_wrap=True)

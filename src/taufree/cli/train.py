@@ -197,7 +197,8 @@ def _result_table(lines: list[Line]) -> Table:
     rows, stressed = result_table(lines)
     table = Table(title=f"{lines[0]['recipe']}: mean ± std over seeds, higher is better")
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in ("link", "metric", "note") else "right")
+        words = name in ("link", "metric", "note")
+        table.add_column(name, justify="left" if words else "right", overflow="fold")  # nothing is cut off
     for number, row in enumerate(rows):
         table.add_row(*row.values(), style="bold" if number in stressed else None)
     return table

@@ -168,10 +168,12 @@ class Display:
                     f"{metric} {value:.2f}" for metric, value in event.value["metrics"].items()
                 )
                 self._progress.console.print(
-                    f"{name}: {figures} ({event.value['seconds']:.1f} s)", highlight=False
+                    f"{name}: {figures} ({event.value['seconds']:.1f} s)", highlight=False, soft_wrap=True
                 )
             else:
-                self._progress.console.print(f"{name} failed: {event.value}", style="red", markup=False)
+                self._progress.console.print(
+                    f"{name} failed: {event.value}", style="red", markup=False, soft_wrap=True
+                )
 
     def _advance(self, run: Run, epoch: int) -> None:
         self._progress.advance(self._all, epoch - self._epochs.get(run, 0))

@@ -92,5 +92,5 @@ def test_a_model_is_loaded_in_float32_and_what_it_lacks_is_named(folder, headles
 
 @pytest.mark.parametrize("load", [load_tokenizer, load_masked_lm])
 def test_a_folder_without_a_model_is_refused_in_a_sentence(load, tmp_path):
-    with pytest.raises(ValueError, match=r"model must be .* which cannot be loaded \(\w+\)\.$"):
+    with pytest.raises(ValueError, match=r"model must be .* which cannot be loaded \(\w+: .+\)\.$"):
         load(str(tmp_path))

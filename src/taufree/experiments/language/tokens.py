@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import ERROR
 from typing import Any
 
 import torch
@@ -117,20 +118,23 @@ def logits_at(model: nn.Module, ids: Tensor, attention: Tensor, positions: Tenso
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its own bars and warnings; who calls says what there is to say."""
+    """transformers and its hub without bars and warnings; who calls says what there is to say."""
     try:
+        from huggingface_hub.utils import logging as hub
         from transformers import logging
     except ModuleNotFoundError as error:
         raise BadInputError(
             f'recipes on language need {error.name} as well: pip install "taufree[language]"'
         ) from error
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity, bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
     logging.set_verbosity_error()
+    hub.set_verbosity(ERROR)  # without a network it counts its attempts
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        hub.set_verbosity(of_hub)
         if bars:
             logging.enable_progress_bar()
 
@@ -142,7 +146,8 @@ def _load(kind: str, name: str, **options: Any) -> Any:
         try:
             return getattr(transformers, kind).from_pretrained(name, **options)
         except Exception as error:  # whatever the network, the file system or the files have to say
+            why = (str(error).splitlines() or [""])[0].rstrip(" .:")
             raise ValueError(
                 f"model must be the folder or the hub's name of a masked language model, got {name!r}, which "
-                f"cannot be loaded ({type(error).__name__})."
+                f"cannot be loaded ({type(error).__name__}: {why})."
             ) from error
