@@ -37,7 +37,8 @@ def overview(tasks: dict[str, tuple[str, Sequence[Line]]], path: Path) -> None:
         figure.subplots(len(tasks), 2, squeeze=False), tasks.items(), strict=True
     ):
         distances(left, lines, metric)
-        left.set(title=f"{task}: {metric}", xlabel="points above the best temperature, 95 % interval")
+        title = task if metric in task else f"{task}: {metric}"
+        left.set(title=title, xlabel="points above the best temperature, 95 % interval")
         for link in spreads(lines):
             curves = [line["curves"]["effective_dimension"] for line in lines if line["link"] == link]
             at = EVERY * np.arange(1, len(curves[0]) + 1)
