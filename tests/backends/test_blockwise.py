@@ -76,6 +76,17 @@ def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_key_at_a_right_angle_is_pulled_as_any_other():
+    def gradients(backend):
+        a, b = torch.eye(6)[:3].requires_grad_(), torch.eye(6)[3:].requires_grad_()
+        paired = torch.autograd.grad(info_nce(a, b, backend=backend), [a, b])
+        return paired + torch.autograd.grad(nt_xent(a, b, backend=backend), [a, b])
+
+    for found, expected in zip(gradients("blockwise"), gradients("reference"), strict=True):
+        assert expected.abs().max() > 0.1
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):
     """The parts of many tiles are too small, each, to move a sum of eight digits."""
     monkeypatch.setattr(blockwise, "TILE", 8)

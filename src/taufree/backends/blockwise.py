@@ -160,7 +160,8 @@ class _Engine:
         """Adds the pairs outside the matrix, then takes everything back through the normalisation."""
         if positive is not None:
             pull = -rows.side.pull if cols is None else -rows.side.pull - cols.side.pull
-            a, sign = self._coefficients(positive, pull)[:, None], positive[0].sign()[:, None]
+            a = self._coefficients(positive, pull)[:, None]
+            sign = torch.ones_like(a).copysign(positive[0][:, None])  # never 0, also at right angles
             for part, key, u, v in self._positives():
                 # v - u for v (v + u if they are opposite): the same but for the part along u, and exact
                 # where u and v nearly agree.
