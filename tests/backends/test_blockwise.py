@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
 from taufree.backends.tiles import keep_freed_memory
 from tests.largest import Largest
@@ -85,6 +85,23 @@ def test_a_key_at_a_right_angle_is_pulled_as_any_other():
     for found, expected in zip(gradients("blockwise"), gradients("reference"), strict=True):
         assert expected.abs().max() > 0.1
         torch.testing.assert_close(found, expected)
+
+
+def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
+    class Held(Link):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+        def logit(self, cosine, gap, rise):
+            return self.scale.detach() * cosine
+
+    def gradient(backend):
+        a = rows(4).requires_grad_()
+        info_nce(a, rows(4, seed=1), link=Held(), backend=backend).backward()
+        return a.grad
+
+    torch.testing.assert_close(gradient("blockwise"), gradient("reference"))
 
 
 def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):

@@ -283,6 +283,8 @@ def link_gradient(
     """The derivatives of sum(outer * logit) with respect to the link's parameters."""
     with torch.enable_grad():
         logit = link.logit(*similarity)
+        if not logit.requires_grad:  # no parameter has a part in it
+            return [None] * len(params)
         return torch.autograd.grad(logit, list(params), outer.to(logit.dtype), allow_unused=True)
 
 
