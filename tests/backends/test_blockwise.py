@@ -104,6 +104,15 @@ def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
     torch.testing.assert_close(gradient("blockwise"), gradient("reference"))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_gradient_is_computed_where_none_is_asked_for(mode, monkeypatch):
+    link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
+    expected = info_nce(a, b, link=link, backend="blockwise").detach()
+    monkeypatch.delattr(blockwise._Engine, "_gradients")
+    with mode():
+        assert torch.equal(info_nce(a, b, link=link, backend="blockwise"), expected)
+
+
 def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):
     """The parts of many tiles are too small, each, to move a sum of eight digits."""
     monkeypatch.setattr(blockwise, "TILE", 8)

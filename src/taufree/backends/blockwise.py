@@ -50,8 +50,10 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     params = [p for p in link.parameters() if p.requires_grad]
-    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
-    result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
+    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
+    if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
+        inputs = tuple(None if x is None else x.detach() for x in inputs)
+    result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs)
     return result
 
 
