@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import InfoNCE, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
 from taufree.backends.tiles import keep_freed_memory
 from tests.largest import Largest
@@ -102,6 +102,23 @@ def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
         return a.grad
 
     torch.testing.assert_close(gradient("blockwise"), gradient("reference"))
+
+
+def test_a_link_that_changed_before_the_backward_is_refused():
+    link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
+    other = {"link.log_scale": torch.tensor(1.0, requires_grad=True)}
+    losses = [
+        info_nce(a, b, link=link, reduction="none", backend="blockwise").sum(),
+        torch.func.functional_call(
+            InfoNCE(link=link, reduction="none", backend="blockwise"), other, (a, b)
+        ).sum(),
+    ]
+    losses[0].backward(retain_graph=True)
+    with torch.no_grad():
+        link.log_scale += 1
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="parameters must be those of the forward"):
+            loss.backward()
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

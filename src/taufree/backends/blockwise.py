@@ -65,7 +65,8 @@ class _Blockwise(torch.autograd.Function):
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
         ctx.contrast, ctx.link, ctx.weights = contrast, link, weights
-        ctx.params = inputs[4:]  # not saved below: the next loss may bring them back into range in place
+        # Not saved below: the next loss may bring them back into range in place.
+        ctx.params, ctx.values = inputs[4:], values_of(inputs[4:])
         ctx.wanted = ctx.needs_input_grad[3:]
         engine = _Engine(contrast, link, inputs, ctx.wanted)
         losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
@@ -77,6 +78,7 @@ class _Blockwise(torch.autograd.Function):
         inputs = (*ctx.saved_tensors[:4], *ctx.params)
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
         if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
+            check_unchanged(ctx.link, ctx.params, ctx.values)
             grad = upstream if ctx.weights is None else ctx.weights * upstream
             _, gradients = _Engine(ctx.contrast, ctx.link, inputs, ctx.wanted).run(grad)
         else:
@@ -99,6 +101,21 @@ class _Final(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> None:
         raise RuntimeError('The blockwise backend has no second derivative; use backend="reference".')
+
+
+def values_of(params: Sequence[Tensor | None]) -> list[Tensor]:
+    return [p.detach().clone() for p in params if p is not None]
+
+
+def check_unchanged(link: Link, params: Sequence[Tensor | None], values: Sequence[Tensor]) -> None:
+    """Raises unless the link, asked again by the backward, still has the parameters of the forward."""
+    now = {id(p) for p in link.parameters()}
+    for p, value in zip(params, values, strict=True):
+        if id(p) not in now or p is None or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
+            raise RuntimeError(
+                "The link's parameters must be those of the forward until the backward, got changed ones; "
+                'call backward before the optimizer steps, or use backend="reference".'
+            )
 
 
 class _Place(NamedTuple):
