@@ -121,6 +121,17 @@ def test_a_link_that_changed_before_the_backward_is_refused():
             loss.backward()
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_a_transform_of_torch_func_names_the_backend_that_knows_it(transform):
+    key = rows(4, seed=1)
+
+    def loss(x):
+        return info_nce(x, key, backend="blockwise")
+
+    with pytest.raises(RuntimeError, match=r'blockwise backend.*backend="reference"'):
+        transform(loss)(rows(4) if transform is torch.func.grad else rows(4).expand(2, 4, 8))
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_no_gradient_is_computed_where_none_is_asked_for(mode, monkeypatch):
     link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import precision
-from taufree.backends.eager import eager
+from taufree.backends.eager import apply, eager
 from taufree.backends.precision import chords, full_precision, result_dtype, wide_dtype
 from taufree.backends.rows import Rows, cut, spans
 from taufree.backends.tiles import (
@@ -53,7 +53,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
     if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
         inputs = tuple(None if x is None else x.detach() for x in inputs)
-    result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs)
+    result: Tensor = apply(_Blockwise, "blockwise", contrast, link, weights, *inputs)
     return result
 
 
