@@ -104,6 +104,20 @@ def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
     torch.testing.assert_close(gradient("blockwise"), gradient("reference"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_link_may_give_logits_of_another_dtype(dtype):
+    class Cast(Link):
+        def logit(self, cosine, gap, rise):
+            return 5 * cosine.to(dtype)
+
+    def gradient(backend):
+        a = rows(4).requires_grad_()
+        nt_xent(a, rows(4, seed=1), link=Cast(), backend=backend).backward()
+        return a.grad
+
+    torch.testing.assert_close(gradient("blockwise"), gradient("reference"), atol=1e-3, rtol=1e-3)
+
+
 def test_a_link_that_changed_before_the_backward_is_refused():
     link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
     other = {"link.log_scale": torch.tensor(1.0, requires_grad=True)}
