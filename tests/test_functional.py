@@ -295,6 +295,9 @@ BAD = {
     ),
     "got the class LogOdds": lambda x, i: nt_xent(x, x, link=LogOdds),
     "query must be a dense tensor, got layout torch.sparse_coo": lambda x, i: info_nce(x.to_sparse(), x),
+    "query must be a dense tensor, got a nested one": lambda x, i: info_nce(
+        torch.nested.nested_tensor([x]), x
+    ),
     "symmetric=True needs in_batch=True": lambda x, i: info_nce(x, x, x, symmetric=True),
     "in_batch=False needs negative_keys": lambda x, i: info_nce(x, x, in_batch=False),
     "tau must be a positive number, got 0": lambda x, i: Temperature(0),
@@ -312,6 +315,7 @@ BAD = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("message", BAD)
 def test_bad_input_gets_one_sentence(message):
     with pytest.raises((ValueError, TypeError)) as caught:

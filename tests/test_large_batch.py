@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections import UserDict
+from collections import UserDict, namedtuple
 from itertools import pairwise
 
 import pytest
@@ -120,6 +120,9 @@ def test_no_small_rest_is_left():
     assert sorted(set(sizes)) == [4, 5]
 
 
+Masked = namedtuple("Masked", ["x", "mask"])
+
+
 class Sentences(nn.Module):
     """An encoder with structured inputs, like a language model's."""
 
@@ -141,11 +144,12 @@ class Sentences(nn.Module):
     ("make", "kind"),
     [
         (lambda x, mask: (x, mask), tuple),
+        (lambda x, mask: Masked(x, mask), Masked),
         (lambda x, mask: [x, mask], list),
         (lambda x, mask: {"x": x, "more": {"mask": mask}, "flag": None}, dict),
         (lambda x, mask: UserDict(x=x, more={"mask": mask}, flag=None), dict),
     ],
-    ids=["tuple", "list", "dict", "mapping"],
+    ids=["tuple", "namedtuple", "list", "dict", "mapping"],
 )
 def test_structured_inputs(make, kind):
     encoder, plain = Sentences(), mlp()
@@ -327,6 +331,7 @@ def test_errors_name_what_is_wrong_and_leave_no_gradient(calls, chunk_size, erro
     [
         (None, True, TypeError, "loss must be a function or a module, got NoneType"),
         (lambda a, b: nt_xent(a, b, reduction="none"), True, ValueError, r"a scalar, got shape \[8\]"),
+        (lambda a, b: None, True, TypeError, "loss must give a scalar tensor, got NoneType"),
         (nt_xent, False, ValueError, "calls must hold an encoder with something to train, got none"),
     ],
 )

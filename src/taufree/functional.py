@@ -219,6 +219,8 @@ def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) ->
         raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}.")
+    if x.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested one.")
     if like is not None and x.device != like[1].device:
         raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
 

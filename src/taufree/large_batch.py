@@ -71,6 +71,8 @@ def chunked_backward(
     rewind = _snapshot(buffers, [])
     embeddings = [call.embed() for call in chunked]
     value = loss(*embeddings)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"loss must give a scalar tensor, got {type(value).__name__}.")
     if value.dim():
         raise ValueError(f"loss must give a scalar, got shape {list(value.shape)}.")
     if not value.requires_grad:
@@ -166,6 +168,8 @@ def _map(function: Callable[[Tensor], Any], inputs: Any) -> Any:
         return {key: _map(function, part) for key, part in inputs.items()}
     if isinstance(inputs, tuple | list):
         parts = [_map(function, part) for part in inputs]
+        if hasattr(inputs, "_make"):  # a namedtuple
+            return inputs._make(parts)
         return parts if isinstance(inputs, list) else tuple(parts)
     return inputs
 

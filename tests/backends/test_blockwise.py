@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import InfoNCE, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
 from taufree.backends.tiles import keep_freed_memory
 from tests.largest import Largest
@@ -74,6 +74,85 @@ def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
     losses = [sup_con(a, labels, link=link, backend=backend) for backend in ("blockwise", "reference")]
     found, expected = (torch.autograd.grad(loss, a)[0] for loss in losses)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_key_at_a_right_angle_is_pulled_as_any_other():
+    def gradients(backend):
+        a, b = torch.eye(6)[:3].requires_grad_(), torch.eye(6)[3:].requires_grad_()
+        paired = torch.autograd.grad(info_nce(a, b, backend=backend), [a, b])
+        return paired + torch.autograd.grad(nt_xent(a, b, backend=backend), [a, b])
+
+    for found, expected in zip(gradients("blockwise"), gradients("reference"), strict=True):
+        assert expected.abs().max() > 0.1
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
+    class Held(Link):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+        def logit(self, cosine, gap, rise):
+            return self.scale.detach() * cosine
+
+    def gradient(backend):
+        a = rows(4).requires_grad_()
+        info_nce(a, rows(4, seed=1), link=Held(), backend=backend).backward()
+        return a.grad
+
+    torch.testing.assert_close(gradient("blockwise"), gradient("reference"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_link_may_give_logits_of_another_dtype(dtype):
+    class Cast(Link):
+        def logit(self, cosine, gap, rise):
+            return 5 * cosine.to(dtype)
+
+    def gradient(backend):
+        a = rows(4).requires_grad_()
+        nt_xent(a, rows(4, seed=1), link=Cast(), backend=backend).backward()
+        return a.grad
+
+    torch.testing.assert_close(gradient("blockwise"), gradient("reference"), atol=1e-3, rtol=1e-3)
+
+
+def test_a_link_that_changed_before_the_backward_is_refused():
+    link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
+    other = {"link.log_scale": torch.tensor(1.0, requires_grad=True)}
+    losses = [
+        info_nce(a, b, link=link, reduction="none", backend="blockwise").sum(),
+        torch.func.functional_call(
+            InfoNCE(link=link, reduction="none", backend="blockwise"), other, (a, b)
+        ).sum(),
+    ]
+    losses[0].backward(retain_graph=True)
+    with torch.no_grad():
+        link.log_scale += 1
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="parameters must be those of the forward"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_a_transform_of_torch_func_names_the_backend_that_knows_it(transform):
+    key = rows(4, seed=1)
+
+    def loss(x):
+        return info_nce(x, key, backend="blockwise")
+
+    with pytest.raises(RuntimeError, match=r'blockwise backend.*backend="reference"'):
+        transform(loss)(rows(4) if transform is torch.func.grad else rows(4).expand(2, 4, 8))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_gradient_is_computed_where_none_is_asked_for(mode, monkeypatch):
+    link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
+    expected = info_nce(a, b, link=link, backend="blockwise").detach()
+    monkeypatch.delattr(blockwise._Engine, "_gradients")
+    with mode():
+        assert torch.equal(info_nce(a, b, link=link, backend="blockwise"), expected)
 
 
 def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):

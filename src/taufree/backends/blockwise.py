@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import precision
-from taufree.backends.eager import eager
+from taufree.backends.eager import apply, eager
 from taufree.backends.precision import chords, full_precision, result_dtype, wide_dtype
 from taufree.backends.rows import Rows, cut, spans
 from taufree.backends.tiles import (
@@ -50,8 +50,10 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     params = [p for p in link.parameters() if p.requires_grad]
-    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
-    result: Tensor = _Blockwise.apply(contrast, link, weights, *inputs, *params)
+    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
+    if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
+        inputs = tuple(None if x is None else x.detach() for x in inputs)
+    result: Tensor = apply(_Blockwise, "blockwise", contrast, link, weights, *inputs)
     return result
 
 
@@ -63,7 +65,8 @@ class _Blockwise(torch.autograd.Function):
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
         ctx.contrast, ctx.link, ctx.weights = contrast, link, weights
-        ctx.params = inputs[4:]  # not saved below: the next loss may bring them back into range in place
+        # Not saved below: the next loss may bring them back into range in place.
+        ctx.params, ctx.values = inputs[4:], values_of(inputs[4:])
         ctx.wanted = ctx.needs_input_grad[3:]
         engine = _Engine(contrast, link, inputs, ctx.wanted)
         losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
@@ -75,6 +78,7 @@ class _Blockwise(torch.autograd.Function):
         inputs = (*ctx.saved_tensors[:4], *ctx.params)
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
         if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
+            check_unchanged(ctx.link, ctx.params, ctx.values)
             grad = upstream if ctx.weights is None else ctx.weights * upstream
             _, gradients = _Engine(ctx.contrast, ctx.link, inputs, ctx.wanted).run(grad)
         else:
@@ -97,6 +101,21 @@ class _Final(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> None:
         raise RuntimeError('The blockwise backend has no second derivative; use backend="reference".')
+
+
+def values_of(params: Sequence[Tensor | None]) -> list[Tensor]:
+    return [p.detach().clone() for p in params if p is not None]
+
+
+def check_unchanged(link: Link, params: Sequence[Tensor | None], values: Sequence[Tensor]) -> None:
+    """Raises unless the link, asked again by the backward, still has the parameters of the forward."""
+    now = {id(p) for p in link.parameters()}
+    for p, value in zip(params, values, strict=True):
+        if id(p) not in now or p is None or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
+            raise RuntimeError(
+                "The link's parameters must be those of the forward until the backward, got changed ones; "
+                'call backward before the optimizer steps, or use backend="reference".'
+            )
 
 
 class _Place(NamedTuple):
@@ -160,7 +179,8 @@ class _Engine:
         """Adds the pairs outside the matrix, then takes everything back through the normalisation."""
         if positive is not None:
             pull = -rows.side.pull if cols is None else -rows.side.pull - cols.side.pull
-            a, sign = self._coefficients(positive, pull)[:, None], positive[0].sign()[:, None]
+            a = self._coefficients(positive, pull)[:, None]
+            sign = torch.ones_like(a).copysign(positive[0][:, None])  # never 0, also at right angles
             for part, key, u, v in self._positives():
                 # v - u for v (v + u if they are opposite): the same but for the part along u, and exact
                 # where u and v nearly agree.

@@ -31,6 +31,7 @@ class Shards(_Engine):
     ) -> None:
         super().__init__(contrast, link, inputs, [False] * len(wanted))
         self.wanted, self.none, self.width = wanted, self.kind.start, self.wide
+        self.values = blockwise.values_of(self.params)
         keep_freed_memory()
 
     def add_own(self) -> None:
@@ -54,6 +55,7 @@ class Shards(_Engine):
         return torch.stack([direction.losses for direction in found]).mean(0)
 
     def weigh(self, each: Tensor) -> Tensor | None:
+        blockwise.check_unchanged(self.link, self.params, self.values)
         found = [direction for direction in (self.rows, self.cols) if direction is not None]
         for direction in found:
             direction.side.grad = each.to(self.wide) / len(found) * (direction.count > 0)

@@ -1,11 +1,13 @@
-"""Code that torch.compile must leave alone."""
+"""Code that torch.compile and torch.func must leave alone."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import torch
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -26,3 +28,15 @@ def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call
+
+
+def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -> Any:
+    """``function.apply``; under a transform of torch.func says which backend knows it."""
+    try:
+        return function.apply(*inputs)
+    except RuntimeError as error:
+        if "functorch" not in str(error):
+            raise
+        raise RuntimeError(
+            f'The {backend} backend cannot be transformed by torch.func; use backend="reference".'
+        ) from error

@@ -171,8 +171,9 @@ class SoftmaxTile:
             self.logit, self.slope = gap.sub_(1).div_(-link.tau), gap.new_ones(()).div_(link.tau)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
-            self.slope = link.slope(cosine, gap, rise)
-            self.logit = link.logit(cosine, gap, rise).clone()
+            # In the tile's dtype: a link with float64 parameters, say, may give another.
+            self.slope = link.slope(cosine, gap, rise).to(gap.dtype)
+            self.logit = link.logit(cosine, gap, rise).to(gap.dtype, copy=True)
             if any(True for _ in link.parameters()):
                 self.similarity = (cosine, gap, rise)
         if left_out is not None:
@@ -283,6 +284,8 @@ def link_gradient(
     """The derivatives of sum(outer * logit) with respect to the link's parameters."""
     with torch.enable_grad():
         logit = link.logit(*similarity)
+        if not logit.requires_grad:  # no parameter has a part in it
+            return [None] * len(params)
         return torch.autograd.grad(logit, list(params), outer.to(logit.dtype), allow_unused=True)
 
 

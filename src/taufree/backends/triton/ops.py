@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from taufree.backends.eager import apply
 from taufree.backends.triton.evaluation import Evaluation, share_of
 from taufree.backends.triton.launch import library_precision
 from taufree.backends.triton.rows import SCALE, Mode, Upstream
@@ -194,7 +195,7 @@ class _Final(torch.autograd.Function):
 def loss(weights: Tensor | float | None, *arguments: Any) -> Tensor:
     """The weighted sum of the losses, or each loss [N]; further arguments are those of :func:`_forward`."""
     if not torch.compiler.is_compiling():
-        result: Tensor = _Contrast.apply(weights, *arguments)
+        result: Tensor = apply(_Contrast, "triton", weights, *arguments)
         return result
     losses: Tensor = contrast(*arguments, 1.0)[0]
     return losses if weights is None else (losses * weights).sum()
