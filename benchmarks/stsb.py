@@ -17,6 +17,7 @@ import datetime
 import tempfile
 import time
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -109,7 +110,7 @@ def packaged() -> Path:
 
 
 def table(lines: list[dict]) -> None:
-    """Markdown: one row for each link, then free against each temperature."""
+    """Markdown: one row for each link, then free and calibrated against each of the others."""
     head("link", "dev", "test", "seeds", "seconds a run")
     before = lines[0]["before"]
     print(f"| before | {before['dev']:.2f} | {before['test']:.2f} | | |")
@@ -118,8 +119,8 @@ def table(lines: list[dict]) -> None:
         cells = [describe(link), *(str(found[part]) for part in ("dev", "test"))]
         row(*cells, str(found["test"].seeds), f"{sum(seconds) / len(seconds):.0f}")
     print()
-    for link in spreads(lines):
-        if link != "free" and (gap := difference(lines, "test", "free", link)):
+    for link, other in product(("free", "calibrated"), spreads(lines)):
+        if link != other and (gap := difference(lines, "test", link, other)):
             print(f"- {gap}")
 
 
