@@ -1,7 +1,7 @@
 """The command ``taufree``: one file for each group of subcommands.
 
-Torch comes with the package; all else that is heavy is imported inside the commands, so that ``taufree --help``
-answers soon.
+Torch comes with the package; all else that is heavy is imported inside the commands, so that
+``taufree --help`` answers soon.
 Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 """
 
