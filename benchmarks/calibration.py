@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that holds planetoid and imagenette2-160")
     parser.add_argument("--tasks", default="digits,citeseer,imagenette", help="tasks that begin so")
     parser.add_argument("--seeds", type=int, help="fewer seeds than the task's")
-    parser.add_argument("--links", help="only these of the task's")
+    parser.add_argument("--links", help="only these of the tasks' links, with commas")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--device", default="auto")
@@ -280,6 +280,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the tables")
     parser.add_argument("--cost", action="store_true", help="only time the loss")
     chosen = parser.parse_args()
+    named = [task for name, task in TASKS.items() if name.startswith(tuple(chosen.tasks.split(",")))]
+    known = {link for task in named for link in task.links}
+    if unknown := set((chosen.links or "").split(",")) - known - {""}:
+        parser.error(f"--links must be of the tasks' {', '.join(sorted(known))}, got {unknown.pop()}.")
     if chosen.cost:
         cost(choose_device(chosen.device, "32-true"))
         return

@@ -37,7 +37,8 @@ def measure(settings: DCRecSettings, data: Path | None, device: str, repeats: in
     took["validation"] = seconds(lambda: training._judged(recipe.follow), device, 3)
     took["epoch with validation"] = epoch_seconds(training, 2)
     took["test"] = elapsed(lambda: training._judged(recipe.evaluate))
-    print(took, flush=True)  # a profiler that fails would take them along
+    milliseconds = {name: round(1e3 * value, 3) for name, value in took.items()}
+    print("milliseconds:", milliseconds, flush=True)  # a profiler that fails would take them along
     kernels = longest(lambda: training._step(batch)) if device == "cuda" else {}
     return {
         "dataset": settings.dataset,
@@ -45,7 +46,7 @@ def measure(settings: DCRecSettings, data: Path | None, device: str, repeats: in
         "steps": recipe.samples.shape[1] // settings.batch_size,
         "rows": sorted({len(slots) for *_, slots in batches}),
         "replayed": isinstance(training._step, Replayed) and not training._step.waits,
-        "milliseconds": {name: round(1e3 * value, 3) for name, value in took.items()},
+        "milliseconds": milliseconds,
         "kernels": kernels,
         "versions": versions(),
         "hardware": hardware(training.fabric.device),

@@ -20,7 +20,8 @@ class Link(nn.Module):
     The three arguments say the same thing three times, each without loss of digits:
     ``cosine`` = c, ``gap`` = 1 - c and ``rise`` = 1 + c. Near c = 1 use ``gap`` and near c = -1 use
     ``rise``: ``1 - cosine`` has no digits left there. The function must work elementwise and leave its
-    arguments as they are, which the backward uses again. What is learned must be a parameter of the link.
+    arguments as they are, which the backward uses again. What is learned must be a parameter of the
+    link, and nothing that the logit depends on may change between a forward and its backward.
 
     Example:
         >>> class Cubic(Link):

@@ -16,7 +16,11 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def benchmark(monkeypatch):
     """Imports a script of the folder, whose scripts import each other as they do when they are run."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 def dcrec_runs(script, seeds=5):

@@ -46,7 +46,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from taufree.backends import blockwise_shards, gathered, moments, triton
-from taufree.backends.eager import eager
+from taufree.backends.eager import apply, eager
 from taufree.backends.precision import full_precision, wide_dtype
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, Ranks, Ring, exchange
@@ -113,7 +113,7 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
     step = _Step(contrast, ranks, sizes, queues, groups, weights)
     link = link.calibrate(step.measure)
     make, inputs = (triton if backend == "triton" else blockwise_shards).engine(contrast, link)
-    result: Tensor = _Sharded.apply(step, make, *inputs)
+    result: Tensor = apply(_Sharded, backend, step, make, *inputs)
     return result
 
 

@@ -111,7 +111,7 @@ def curve_figure(
         fig.update_yaxes(type="log")
         drawn = [value for trace in fig.data for value in trace.y if value > 0]
         ticks = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
-        # Between close values Plotly has more of them, and far apart none without a power of ten.
+        # Plotly's own ticks are good between close values; over a wide range they are powers of ten alone.
         if drawn and sum(min(drawn) <= tick <= max(drawn) for tick in ticks) > 1:
             fig.update_yaxes(tickvals=ticks, ticktext=[f"{tick:,g}" for tick in ticks])
     return fig
