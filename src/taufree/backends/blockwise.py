@@ -66,7 +66,8 @@ class _Blockwise(torch.autograd.Function):
     ) -> Tensor:
         ctx.contrast, ctx.link, ctx.weights = contrast, link, weights
         # Not saved below: the next loss may bring them back into range in place.
-        ctx.params, ctx.values = inputs[4:], values_of(inputs[4:])
+        ctx.params = [p for p in inputs[4:] if p is not None]
+        ctx.values = values_of(ctx.params)
         ctx.wanted = ctx.needs_input_grad[3:]
         engine = _Engine(contrast, link, inputs, ctx.wanted)
         losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
