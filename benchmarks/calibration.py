@@ -283,8 +283,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the tables")
     parser.add_argument("--cost", action="store_true", help="only time the loss")
     chosen = parser.parse_args()
-    named = [task for name, task in TASKS.items() if name.startswith(tuple(chosen.tasks.split(",")))]
-    known = {link for task in named for link in task.links}
+    named = [name for name in TASKS if name.startswith(tuple(chosen.tasks.split(",")))]
+    known = {link for name in named for link in TASKS[name].links}
     if unknown := set((chosen.links or "").split(",")) - known - {""}:
         parser.error(f"--links must be of the tasks' {', '.join(sorted(known))}, got {unknown.pop()}.")
     if chosen.cost:
@@ -292,9 +292,8 @@ def main() -> None:
         return
     try:
         with stopping(chosen.seconds):
-            for name in TASKS:
-                if not chosen.table and name.startswith(tuple(chosen.tasks.split(","))):
-                    train(name, chosen)
+            for name in [] if chosen.table else named:
+                train(name, chosen)
     except KeyboardInterrupt:
         print("Stopped; give the same command again to go on.", file=sys.stderr)
     lines = read(chosen.results)

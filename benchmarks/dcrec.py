@@ -79,8 +79,6 @@ def train(chosen: argparse.Namespace) -> None:
 
 def table(lines: list[dict]) -> None:
     """Markdown: a row for each link and the control, then the paired differences."""
-    if not lines:
-        return
     with_links = [line for line in lines if line["settings"]["contrast"]]
     control = [{**line, "link": CONTROL} for line in lines if not line["settings"]["contrast"]]
     head("link", *SHOWN, "epoch", "seeds", "seconds a run")
@@ -92,7 +90,7 @@ def table(lines: list[dict]) -> None:
         cells = [name, *(str(found[metric]) for metric in SHOWN), f"{epoch:.0f}"]
         row(*cells, str(found["hr1"].seeds), f"{seconds:.0f}")
     print()
-    for gap in free_against_best(with_links) if with_links else ():
+    for gap in free_against_best(with_links):
         if gap.metric in SHOWN:
             print(f"- {gap}")
     for metric in SHOWN:
@@ -104,8 +102,6 @@ def twins(lines: list[dict]) -> None:
     """Markdown: each link with ``ids`` minus the same link without, where both are there."""
     for link in LINKS[:2]:
         of_link = [line for line in lines if line["link"] == link and line["settings"]["contrast"]]
-        if not of_link:
-            continue
         # The two sides are named as links, for the paired difference is one of links.
         sides = [{**line, "link": "free" if line["settings"]["ids"] else CONTROL} for line in of_link]
         for metric in ("hr10", "ndcg10", "full_ndcg10"):

@@ -19,8 +19,7 @@ from statistics import mean
 import numpy as np
 import torch
 from calibration_figures import colour
-from lines import EVERY, FREE, complete, head, read, row, stopping, thinned
-from matplotlib import colormaps
+from lines import EVERY, complete, head, read, row, stopping, thinned
 from matplotlib.figure import Figure
 from speed import epoch_seconds, part_seconds, seconds, write
 
@@ -122,10 +121,9 @@ def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
     at = EVERY * np.arange(1, epochs // EVERY + 1)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, base in zip(figure.subplots(1, 2), (0, curves[best]), strict=True):
-        blues = iter(colormaps["Blues"](np.linspace(0.35, 1, len(curves) - ("free" in curves))))
         for link, curve in curves.items():
-            look = {"color": FREE, "lw": 2.5, "zorder": 3} if link == "free" else {"color": next(blues)}
-            axes.plot(at, curve - base, marker="o", ms=3, label=describe(link), **look)
+            look = {"lw": 2.5, "zorder": 3} if link == "free" else {}
+            axes.plot(at, curve - base, marker="o", ms=3, label=describe(link), color=colour(link), **look)
         axes.set(xlabel="epoch", xticks=range(0, epochs + 1, 50))
         axes.spines[["top", "right"]].set_visible(False)
     left, right = figure.axes

@@ -58,10 +58,12 @@ class Difference:
 
 def values(lines: Sequence[Line]) -> pd.DataFrame:
     """The metrics as a table: one row per link and seed, one column per metric; links in order."""
-    rows = [{"link": line["link"], "seed": line["seed"], **line["metrics"]} for line in lines]
-    frame = pd.DataFrame(rows).set_index(["link", "seed"]).sort_index()
-    ordered: pd.DataFrame = frame.reindex(in_order(set(frame.index.unique("link"))), level="link")
-    return ordered
+    order = in_order({line["link"] for line in lines})
+    rows = sorted(lines, key=lambda line: (order.index(line["link"]), line["seed"]))
+    keys = [[line[name] for line in rows] for name in ("link", "seed")]
+    index = pd.MultiIndex.from_arrays(keys, names=["link", "seed"])
+    table: pd.DataFrame = pd.DataFrame([line["metrics"] for line in rows], index)
+    return table
 
 
 def spreads(lines: Sequence[Line]) -> dict[str, dict[str, Spread]]:
@@ -89,9 +91,10 @@ def best_temperature(lines: Sequence[Line], metric: str) -> str | None:
 
 def difference(lines: Sequence[Line], metric: str, first: str, second: str) -> Difference | None:
     """The paired difference of two links, None where they share no seed."""
-    table = values(lines)[metric].unstack("link")
-    if not {first, second} <= set(table.columns):
+    table = values(lines)
+    if metric not in table or not {first, second} <= set(table.index.unique("link")):
         return None
+    table = table[metric].unstack("link")
     gaps = (table[first] - table[second]).dropna()
     if gaps.empty:
         return None
