@@ -18,6 +18,7 @@ was not finite.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -272,7 +273,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder that holds planetoid and imagenette2-160")
-    parser.add_argument("--tasks", default="digits,citeseer,imagenette", help="tasks that begin so")
+    parser.add_argument(
+        "--tasks", default="digits,citeseer,imagenette", help="tasks that begin so; no space after a comma"
+    )
     parser.add_argument("--seeds", type=int, help="fewer seeds than the task's")
     parser.add_argument("--links", help="only these of the tasks' links, with commas")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
@@ -283,7 +286,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the tables")
     parser.add_argument("--cost", action="store_true", help="only time the loss")
     chosen = parser.parse_args()
-    named = [name for name in TASKS if name.startswith(tuple(chosen.tasks.split(",")))]
+    named = [name for name in TASKS if name.startswith(tuple(re.split(",(?! )", chosen.tasks)))]
     known = {link for name in named for link in TASKS[name].links}
     if unknown := set((chosen.links or "").split(",")) - known - {""}:
         parser.error(f"--links must be of the tasks' {', '.join(sorted(known))}, got {unknown.pop()}.")

@@ -52,7 +52,9 @@ def plan() -> list[tuple[str, str, int]]:
     """Class, link and seed of all runs, the most telling first, the links of a class one after the other."""
     runs = [(name, link, 0) for name in CLASSES for link in MAIN]
     runs += [(name, link, 0) for name in FEW for link in LINKS[2:]]
-    return runs + [(name, link, seed) for seed in range(1, SEEDS) for name in FEW for link in LINKS]
+    for links in (MAIN, LINKS[2:]):
+        runs += [(name, link, seed) for seed in range(1, SEEDS) for name in FEW for link in links]
+    return runs
 
 
 def recorded(line: dict) -> dict:
