@@ -6,8 +6,8 @@
 
 FOLDER holds cifar10.npz, FILE the weights of a ResNet-50 as it was published first; for others name the
 network: --backbone resnet152 --weights imagenet is the paper's own. Each finished run is a line in
-benchmarks/results/msc.jsonl and is not done again; what tells most is done first. --speed writes
-benchmarks/results/msc-speed.json.
+benchmarks/results/msc.jsonl and is not done again; what tells most is done first. The picture
+docs/figures/msc.png is drawn from them. --speed writes benchmarks/results/msc-speed.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from statistics import mean, median
 
 import numpy as np
 import torch
+from calibration_figures import colour
 from lines import complete, head, read, row, stopping
+from matplotlib.figure import Figure
 from speed import epoch_seconds, part_seconds, seconds, write
 
 from taufree.experiments.environment import choose_device
@@ -30,10 +32,11 @@ from taufree.experiments.recipes.cifar10 import CLASSES
 from taufree.experiments.recipes.msc import MSC, MSCSettings
 from taufree.experiments.run import Run
 from taufree.experiments.runner import Training
-from taufree.experiments.summary import difference, spreads
+from taufree.experiments.summary import difference, interval_of_mean, spreads
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+FIGURE = ROOT / "docs" / "figures" / "msc.png"
 LINKS = ("free", "0.25", "0.1", "0.5", "1")
 MAIN = LINKS[:2]
 """On all ten classes; the others on a few."""
@@ -89,32 +92,59 @@ def table(lines: list[dict]) -> None:
         if any(line["settings"]["normal"] == name for line in lines)
     }
     head("normal class", "before", *map(describe, links), "paper, free, ResNet-152")
-    means: dict[str, list[float]] = {link: [] for link in ["before", *links]}
+    means: dict[str, dict[str, float]] = {link: {} for link in ["before", *links]}
     for name, part in found.items():
         spread = spreads(part)
         before = mean(line["metrics"]["auc"] - line["metrics"]["gain"] for line in part)
-        means["before"].append(before)
+        means["before"][name] = before
         for link in spread:
-            means[link].append(spread[link]["auc"].mean)
+            means[link][name] = spread[link]["auc"].mean
         cells = [str(spread[link]["auc"]) if link in spread else "" for link in links]
         row(name, f"{before:.2f}", *cells, f"{PAPER_FREE[name]:.2f}")
-    whole = [f"{mean(means[link]):.2f}" if len(means[link]) == len(CLASSES) else "" for link in means]
-    row("**mean of ten**", *whole, f"{PAPER_MEAN['free']:.2f}")
+    for what, some in ((f"mean of {', '.join(FEW)}", FEW), ("**mean of ten**", CLASSES)):
+        cells = [
+            f"{mean(of[name] for name in some):.2f}" if of.keys() >= set(some) else ""
+            for of in [*means.values(), PAPER_FREE]
+        ]
+        row(what, *cells)
     paper = [f"{PAPER_MEAN[link]:.2f}" if link in PAPER_MEAN else "" for link in links]
     row("paper, mean of ten, ResNet-152", "", *paper, "")
     print()
-    # One number for each class and seed, so that the pairs of all classes are taken together.
-    pairs = [
-        {**line, "seed": 1000 * CLASSES.index(line["settings"]["normal"]) + line["seed"]} for line in lines
-    ]
     for link in links:
-        gap = difference(pairs, "auc", "free", link) if link != "free" else None
-        if gap is not None and gap.interval is not None:
-            print(
-                f"- free minus {describe(link)}: {gap.mean:+.3f} (95 % interval {gap.interval[0]:+.3f} to "
-                f"{gap.interval[1]:+.3f}, {len(gap.per_seed)} pairs of class and seed)"
-            )
+        gaps = {name: gap for name, part in found.items() if (gap := difference(part, "auc", "free", link))}
+        if link == "free" or not gaps:
+            continue
+        each = [gap.mean for gap in gaps.values()]
+        interval = interval_of_mean(each)
+        over = f"95 % interval {interval[0]:+.2f} to {interval[1]:+.2f}, " if interval else ""
+        ahead = sum(gap > 0 for gap in each)
+        print(
+            f"- free minus {describe(link)}: {mean(each):+.2f} in the mean of classes "
+            f"({over}ahead in {ahead} of {len(each)})"
+        )
+        for name, gap in gaps.items():
+            if gap.interval is not None:
+                print(f"  - {name}, {gap}")
     print(f"\n{len(lines)} runs, {median(line['seconds'] for line in lines):.0f} s each in the median.")
+
+
+def draw(lines: list[dict], path: Path) -> None:
+    """What training adds to the ROC-AUC, by class and link, a dot for each run."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    links = in_order({line["link"] for line in lines})
+    for place, link in enumerate(links):
+        runs = [line for line in lines if line["link"] == link]
+        at = [CLASSES.index(line["settings"]["normal"]) + 0.14 * (place - len(links) // 2) for line in runs]
+        gains = [line["metrics"]["gain"] for line in runs]
+        axes.plot(at, gains, "o", ms=5, alpha=0.8, mec="none", color=colour(link), label=describe(link))
+    axes.set_xticks(range(len(CLASSES)), CLASSES)
+    axes.set(xlabel="normal class", ylabel="ROC-AUC, points gained", ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(links), frameon=False
+    )
+    figure.savefig(path, dpi=150)
 
 
 class Noise(MSC):
@@ -217,6 +247,8 @@ def main() -> None:
     for (backbone, epochs, batch_size), lines in by_backbone.items():
         print(f"\n### {backbone}, {epochs} epochs, batches of {batch_size}\n")
         table(lines)
+        if (backbone, epochs, batch_size) == ("resnet50-v1", MSCSettings.epochs, MSCSettings.batch_size):
+            draw(lines, FIGURE)
 
 
 if __name__ == "__main__":

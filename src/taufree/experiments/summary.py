@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 
 import pandas as pd
 from scipy import stats
@@ -98,12 +99,20 @@ def difference(lines: Sequence[Line], metric: str, first: str, second: str) -> D
     gaps = (table[first] - table[second]).dropna()
     if gaps.empty:
         return None
-    interval = None
-    if len(gaps) > 1:
-        half = float(stats.t.ppf(0.975, len(gaps) - 1) * gaps.std() / len(gaps) ** 0.5)
-        interval = (float(gaps.mean()) - half, float(gaps.mean()) + half)
     per_seed = dict(zip(map(int, gaps.index), map(float, gaps), strict=True))
-    return Difference(metric, first, second, per_seed, float(gaps.mean()), interval)
+    return Difference(metric, first, second, per_seed, float(gaps.mean()), interval_of_mean(gaps.tolist()))
+
+
+def interval_of_mean(found: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean by Student's t, None for a single number.
+
+    >>> interval_of_mean([1.0, 2.0, 3.0])
+    (-0.48..., 4.48...)
+    """
+    if len(found) < 2:
+        return None
+    half = float(stats.t.ppf(0.975, len(found) - 1)) * stdev(found) / len(found) ** 0.5
+    return mean(found) - half, mean(found) + half
 
 
 def free_against_best(lines: Sequence[Line]) -> list[Difference]:
