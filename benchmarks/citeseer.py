@@ -18,7 +18,7 @@ from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe
 from taufree.experiments.recipes.citeseer import CiteSeerSettings
 from taufree.experiments.run import Run
-from taufree.experiments.summary import free_against_best, spreads
+from taufree.experiments.summary import best_temperature, difference, free_against_best, spreads
 
 ROOT = Path(__file__).parent.parent
 LINKS = ("free", "0.1", "0.25", "0.5", "1", "learnable")
@@ -56,7 +56,7 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
 
 
 def table(lines: list[dict], *, paper: bool) -> None:
-    """Markdown: one row for each link, then free minus the best temperature."""
+    """Markdown: one row for each link, then free minus the best temperature, and by micro-F1 the others."""
     head(*HEAD)
     for link, found in spreads(lines).items():
         published = PAPER.get(link, ("", "")) if paper else ("", "")
@@ -73,6 +73,9 @@ def table(lines: list[dict], *, paper: bool) -> None:
     print()
     for gap in free_against_best(lines):
         print(f"- {gap}")
+    for link in spreads(lines):
+        if link not in ("free", best_temperature(lines, "micro")):
+            print(f"- {difference(lines, 'micro', 'free', link)}")
 
 
 def with_mask_minus_without(lines: list[dict]) -> None:
