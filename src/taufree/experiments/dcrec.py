@@ -166,13 +166,12 @@ class DCRec(nn.Module):
         inputs = normed(self.entry_norm, inputs).view(*slots.shape, -1)
         strange = own[:, None, :, None] != own[:, None, None, :]
         bias = torch.zeros_like(strange, dtype=inputs.dtype).masked_fill(strange, -torch.inf)
-        outputs = encode(
-            self.encoder, self.dropout(inputs.repeat(times, 1, 1)), bias.repeat(times, 1, 1, 1)
-        ).view(times, slots.numel(), -1)
         ends = torch.where(place + 1 == torch.cat([end, end[:1]])[own], own, count).flatten()
         slot = torch.arange(slots.numel(), device=slots.device)
         slot_of = slot.new_zeros(count + 1).scatter(0, ends, slot)[:-1]
-        return outputs.index_select(1, slot_of)
+        wanted = torch.arange(times, device=slots.device)[:, None] * slots.numel() + slot_of
+        repeated = self.dropout(inputs.repeat(times, 1, 1)), bias.repeat(times, 1, 1, 1)
+        return encode(self.encoder, *repeated, wanted.flatten()).view(times, count, -1)
 
     def _walk(self, graph: ItemGraph, vectors: Tensor, chosen: Tensor | None = None) -> Tensor:
         """norm(e + mean(e, Ae, AAe)) of the items' vectors e, for the graph A; of all items or the chosen."""
