@@ -84,7 +84,7 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
     assert torch.equal(out.last, items[torch.arange(64), end - 1])
     assert torch.equal(out.targets, items[torch.arange(64), end])
     terms = (
-        cross_entropy(out.wanted @ model.items.weight[:-1].T, out.targets),
+        cross_entropy(out.wanted @ model.vectors.T, out.targets),
         0.1 * contrastive(out, out.last, LogOdds()),
         0.01 * divergence(out.conformity, expected),
     )
@@ -137,7 +137,7 @@ def test_nothing_in_a_step_of_the_network_would_wait_for_a_gpu(shop):
 
 def walked(model, weights):
     """norm(e + mean(e, Ae, AAe)), with a dense A."""
-    vectors = model.items.weight[:-1]
+    vectors = model.vectors
     table = torch.zeros(len(vectors), len(vectors))
     table[model.train_edges[1], model.train_edges[0]] = weights
     once = table @ vectors
