@@ -42,7 +42,8 @@ def _attend(attention: Any, x: Tensor, bias: Tensor) -> Tensor:
     """[N, T, width], the heads side by side; what follows is done place by place."""
     together = linear(x, attention.in_proj_weight, attention.in_proj_bias)
     split = together.view(*x.shape[:2], 3, attention.num_heads, -1)
-    query, key, value = split.permute(2, 0, 3, 1, 4)
+    # Taken apart like this, the gradients are put together in the layout of ``x`` at once.
+    query, key, value = (part.transpose(1, 2) for part in split.unbind(2))
     share = attention.dropout if attention.training else 0.0
     heads = scaled_dot_product_attention(query, key, value, bias, dropout_p=share)
     return heads.transpose(1, 2).flatten(-2)
