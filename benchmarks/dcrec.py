@@ -37,7 +37,7 @@ FIGURE = ROOT / "docs" / "figures" / "dcrec.png"
 
 
 def planned(chosen: argparse.Namespace, device: str) -> list[Run]:
-    """All runs: a few seeds with everything; then the other seeds, the paper's links and the control first."""
+    """All runs: a few seeds with everything; then the others, the paper's links and the control first."""
     links = [(link, {}) for link in LINKS]
     main, others = [*links[:2], ("free", {"contrast": 0.0})], links[2:]
     with_twins = [(link, {"ids": False}) for link in LINKS[:2]]

@@ -2,18 +2,20 @@
 
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import taufree
-from taufree import LogOdds
+from taufree import LogOdds, Temperature
 from taufree.cli import build
+from taufree.experiments import recipes
 from taufree.experiments.dcrec import divergence
 from taufree.experiments.interactions import COLUMNS
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
@@ -92,6 +94,25 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
     weight = out.conformity
     assert weight[end > 1].min() >= 0
     assert (weight[end == 1] == 0.5).all()
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_the_contrastive_term_is_that_of_the_public_code_but_for_ids(shop, ids):
+    training = begun(shop, dropout=0.0)
+    out = training.weights.double().train()(torch.arange(90))
+    units = [normalize(x.detach(), dim=1) for x in (out.sequence, out.adjacent, out.similar)]
+    weight, top = out.conformity.tolist(), out.conformity.max().item()
+    total = 0.0
+    for i in range(90):
+        others = [j for j in range(90) if j != i and not (ids and out.last[i] == out.last[j])]
+        assert (len(others) == 89) or ids
+        terms = []
+        for query, key in itertools.pairwise(units):
+            pull = {j: math.exp(float(query[i] @ key[j]) / 0.8) for j in (i, *others)}
+            terms.append(-math.log(pull[i] / sum(pull.values())))
+        total += weight[i] * terms[0] + (top - weight[i]) * terms[1]
+    found = contrastive(out, out.last if ids else None, Temperature(0.8))
+    assert found.item() == pytest.approx(total / 90, rel=1e-9)
 
 
 def test_histories_that_share_a_row_are_read_as_if_alone(shop):
@@ -248,6 +269,77 @@ def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_pa
     known = recipe.data.train.items[recipe.data.train.known]
     assert set(recipe.negatives["test"].flatten().tolist()) <= set(known.tolist())
     assert 120 in begun(tmp_path, protocol="public").recipe.judged["test"].tolist()
+
+
+def plain(path):
+    """The rows of a file: the user's items before, and the one that came next."""
+    fields = [line.split("\t") for line in path.read_text().splitlines()[1:]]
+    return [(items.split(), target) for _, items, target in fields]
+
+
+def test_the_figures_are_those_of_a_slow_count(shop, tmp_path, monkeypatch):
+    """Of files read anew, one user after the other, with the parts of a judgement as small as can be."""
+    for part in ("train", "test"):
+        text = (shop / f"shop.{part}.inter").read_text().splitlines()
+        text.insert(7, "odd\t1 2 3\tnew" if part == "train" else "odd\t1 2 3 new\tnewer")
+        (tmp_path / f"odd.{part}.inter").write_text("\n".join(text) + "\n")
+    for name in ("READ_AT_ONCE", "AT_ONCE"):
+        monkeypatch.setattr(recipes.dcrec, name, 13)
+    training = begun(tmp_path, epochs=2)
+    training.train_epoch()
+    recipe, model = training.recipe, training.weights.eval()
+    number: dict[str, int] = {}
+    files = {part: plain(tmp_path / f"odd.{part}.inter") for part in ("train", "test")}
+    for items, target in itertools.chain(*files.values()):
+        for item in (*items, target):
+            number.setdefault(item, len(number))
+    trained = {number[item] for items, _ in files["train"] for item in items}
+    for part, rows in files.items():
+        with torch.no_grad():
+            wanted = torch.cat([model(torch.tensor([user]), part).wanted for user in range(len(rows))])
+            scores = (wanted @ model.vectors.T).tolist()
+            found = recipe._figures(model, part)
+        drawn, full = [], []
+        for user, (items, target) in enumerate(rows):
+            had, goal = {number[item] for item in items}, number[target]
+            if goal not in trained:
+                continue
+            negatives = recipe.negatives[part][user].tolist()
+            assert len(negatives) == 100
+            assert set(negatives) <= trained - had - {goal}
+            own = scores[user][goal]
+            drawn.append(sum(scores[user][item] >= own for item in negatives))
+            rivals = set(range(len(number))) - had - {goal}
+            full.append(sum(scores[user][item] >= own for item in rivals))
+        assert len(drawn) < len(rows)
+        for ranks, name in ((drawn, ""), (full, "full_")):
+            for cut in (1, 5, 10):
+                share = sum(rank < cut for rank in ranks) / len(ranks)
+                assert found[f"{name}hr{cut}"] == pytest.approx(100 * share, abs=1e-9)
+            gain = sum(1 / math.log2(rank + 2) for rank in ranks if rank < 10) / len(ranks)
+            assert found[f"{name}ndcg10"] == pytest.approx(100 * gain, abs=1e-9)
+
+
+def test_nothing_that_is_held_out_has_a_part_in_training(shop, tmp_path):
+    """Other items to validate and test with: the same weights, bit for bit, and the same graphs."""
+    halves = [f"{user}\t{' '.join(map(str, range(user, user + 15)))}\t{user}" for user in (0, 15)]
+    trained = []
+    for shift in (0, 7):
+        folder = tmp_path / str(shift)
+        folder.mkdir()
+        for part in ("train", "test"):
+            lines = ["\t".join(COLUMNS), *halves]  # which give all items their numbers
+            for user, (items, target) in enumerate(plain(shop / f"shop.{part}.inter")):
+                before = items if part == "train" else [*items[:-1], str((int(items[-1]) + shift) % 30)]
+                lines.append(f"{user}\t{' '.join(before)}\t{(int(target) + shift) % 30}")
+            (folder / f"x.{part}.inter").write_text("\n".join(lines) + "\n")
+        trained.append(begun(folder))
+        trained[-1].train_epoch()
+    one, other = trained
+    assert all(map(torch.equal, one.weights.parameters(), other.weights.parameters()))
+    assert one.curves["loss"] == other.curves["loss"]
+    assert one.curves["choice"] != other.curves["choice"]
+    assert not torch.equal(one.weights.test_weights, other.weights.test_weights)  # has the validation items
 
 
 @pytest.mark.parametrize(
