@@ -1,4 +1,4 @@
-"""DCRec: the network against its definition, the protocol, and the recipe from the command line."""
+"""DCRec: the network against its definition, and the recipe from the command line."""
 
 import itertools
 import json
@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 import taufree
 from taufree import LogOdds, Temperature
 from taufree.cli import build
-from taufree.experiments import recipes
 from taufree.experiments.dcrec import divergence
-from taufree.experiments.interactions import COLUMNS
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.run import Run
-from taufree.experiments.runner import Training, train
+from taufree.experiments.runner import train
 from tests.experiments.breaking_off import assert_goes_on
+from tests.experiments.shop import begun
 
 DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -30,50 +29,11 @@ needs_data = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory):
-    """120 users who walk around a ring of 30 items, one or two at a time; the last two are held out."""
-    folder = tmp_path_factory.mktemp("shop")
-    draw = torch.Generator().manual_seed(0)
-    lines = {"train": ["\t".join(COLUMNS)], "test": ["\t".join(COLUMNS)]}
-    for user in range(120):
-        steps = torch.randint(1, 3, (int(torch.randint(3, 9, (1,), generator=draw)),), generator=draw)
-        walk = [str(int(item)) for item in (user + steps.cumsum(0)) % 30]
-        lines["train"].append(f"{user}\t{' '.join(walk[:-2])}\t{walk[-2]}")
-        lines["test"].append(f"{user}\t{' '.join(walk[:-1])}\t{walk[-1]}")
-    for part, text in lines.items():
-        (folder / f"shop.{part}.inter").write_text("\n".join(text) + "\n")
-    return folder
-
-
-def begun(shop, link="free", seed=0, precision="32-true", **settings):
-    chosen = DCRecSettings(**{"dataset": str(shop), "epochs": 3, "batch_size": 64, **settings})
-    recipe = Recommendation(chosen)
-    recipe.load(None)
-    return Training(Run("dcrec", link, seed, chosen, precision), recipe)
-
-
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_it_trains_and_is_judged_in_other_precisions(shop, precision):
     training = begun(shop, precision=precision)
     training.train_epoch()
     assert training.evaluate()["full_hr10"] >= 0
-
-
-def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):
-    for protocol in ("validation", "public"):
-        training = begun(shop, protocol=protocol)
-        model, rows = training.weights, training.recipe.data.train
-        row, end = model.train_samples
-        targets = {(int(r), int(e)) for r, e in zip(row, end, strict=True)}
-        held_out = {(r, int(e)) for r, e in enumerate(rows.lengths)}
-        assert (held_out <= targets) == (protocol == "public")
-        assert bool(held_out & targets) == (protocol == "public")
-        # No training sample has a test item after its history: that is in the test rows alone.
-        assert int(end.max()) <= int(rows.lengths.max())
-        assert any("chooses the epoch by the test items" in note for note in training.recipe.notes) == (
-            protocol == "public"
-        )
 
 
 def test_a_step_is_the_sum_of_its_three_terms(shop):
@@ -254,92 +214,6 @@ def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):
     with (tmp_path / "shop.test.inter").open("a") as file:
         file.write("x\t1 2 3\t4\n")
     assert len(begun(tmp_path).recipe.data.test.lengths) == 121
-
-
-def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_path):
-    for part in ("train", "test"):
-        text = (shop / f"shop.{part}.inter").read_text()
-        odd = "x\t1 2 3\tnew\ny\t1 newer\t2\n" if part == "test" else ""
-        (tmp_path / f"odd.{part}.inter").write_text(text + odd)
-    recipe = begun(tmp_path).recipe
-    assert recipe.notes[-1].startswith(
-        "1 of 122 test items never occur in the histories to train on; they are"
-    )
-    assert 120 not in recipe.judged["test"].tolist()
-    known = recipe.data.train.items[recipe.data.train.known]
-    assert set(recipe.negatives["test"].flatten().tolist()) <= set(known.tolist())
-    assert 120 in begun(tmp_path, protocol="public").recipe.judged["test"].tolist()
-
-
-def plain(path):
-    """The rows of a file: the user's items before, and the one that came next."""
-    fields = [line.split("\t") for line in path.read_text().splitlines()[1:]]
-    return [(items.split(), target) for _, items, target in fields]
-
-
-def test_the_figures_are_those_of_a_slow_count(shop, tmp_path, monkeypatch):
-    """Of files read anew, one user after the other, with the parts of a judgement as small as can be."""
-    for part in ("train", "test"):
-        text = (shop / f"shop.{part}.inter").read_text().splitlines()
-        text.insert(7, "odd\t1 2 3\tnew" if part == "train" else "odd\t1 2 3 new\tnewer")
-        (tmp_path / f"odd.{part}.inter").write_text("\n".join(text) + "\n")
-    for name in ("READ_AT_ONCE", "AT_ONCE"):
-        monkeypatch.setattr(recipes.dcrec, name, 13)
-    training = begun(tmp_path, epochs=2)
-    training.train_epoch()
-    recipe, model = training.recipe, training.weights.eval()
-    number: dict[str, int] = {}
-    files = {part: plain(tmp_path / f"odd.{part}.inter") for part in ("train", "test")}
-    for items, target in itertools.chain(*files.values()):
-        for item in (*items, target):
-            number.setdefault(item, len(number))
-    trained = {number[item] for items, _ in files["train"] for item in items}
-    for part, rows in files.items():
-        with torch.no_grad():
-            wanted = torch.cat([model(torch.tensor([user]), part).wanted for user in range(len(rows))])
-            scores = (wanted @ model.vectors.T).tolist()
-            found = recipe._figures(model, part)
-        drawn, full = [], []
-        for user, (items, target) in enumerate(rows):
-            had, goal = {number[item] for item in items}, number[target]
-            if goal not in trained:
-                continue
-            negatives = recipe.negatives[part][user].tolist()
-            assert len(negatives) == 100
-            assert set(negatives) <= trained - had - {goal}
-            own = scores[user][goal]
-            drawn.append(sum(scores[user][item] >= own for item in negatives))
-            rivals = set(range(len(number))) - had - {goal}
-            full.append(sum(scores[user][item] >= own for item in rivals))
-        assert len(drawn) < len(rows)
-        for ranks, name in ((drawn, ""), (full, "full_")):
-            for cut in (1, 5, 10):
-                share = sum(rank < cut for rank in ranks) / len(ranks)
-                assert found[f"{name}hr{cut}"] == pytest.approx(100 * share, abs=1e-9)
-            gain = sum(1 / math.log2(rank + 2) for rank in ranks if rank < 10) / len(ranks)
-            assert found[f"{name}ndcg10"] == pytest.approx(100 * gain, abs=1e-9)
-
-
-def test_nothing_that_is_held_out_has_a_part_in_training(shop, tmp_path):
-    """Other items to validate and test with: the same weights, bit for bit, and the same graphs."""
-    halves = [f"{user}\t{' '.join(map(str, range(user, user + 15)))}\t{user}" for user in (0, 15)]
-    trained = []
-    for shift in (0, 7):
-        folder = tmp_path / str(shift)
-        folder.mkdir()
-        for part in ("train", "test"):
-            lines = ["\t".join(COLUMNS), *halves]  # which give all items their numbers
-            for user, (items, target) in enumerate(plain(shop / f"shop.{part}.inter")):
-                before = items if part == "train" else [*items[:-1], str((int(items[-1]) + shift) % 30)]
-                lines.append(f"{user}\t{' '.join(before)}\t{(int(target) + shift) % 30}")
-            (folder / f"x.{part}.inter").write_text("\n".join(lines) + "\n")
-        trained.append(begun(folder))
-        trained[-1].train_epoch()
-    one, other = trained
-    assert all(map(torch.equal, one.weights.parameters(), other.weights.parameters()))
-    assert one.curves["loss"] == other.curves["loss"]
-    assert one.curves["choice"] != other.curves["choice"]
-    assert not torch.equal(one.weights.test_weights, other.weights.test_weights)  # has the validation items
 
 
 @pytest.mark.parametrize(
