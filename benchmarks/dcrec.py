@@ -1,13 +1,14 @@
 """The paper's recommendation benchmark on other data: DCRec with each link on Beauty and Reddit.
 
     python benchmarks/dcrec.py --data FOLDER --jobs 4 --seconds 540    # again, until all is done
-    python benchmarks/dcrec.py --table                                 # the tables of docs/recommendation.md
+    python benchmarks/dcrec.py --table                                 # the tables and the picture
     python benchmarks/dcrec.py --data FOLDER --speed                   # what takes how long
 
 Writes benchmarks/results/dcrec.jsonl, the raw line of each run as soon as it is done, with every twentieth
-epoch of its curves; --speed writes benchmarks/results/dcrec-speed.jsonl. Seeds are paired. The control has no
-contrastive term; runs without ids have the negatives of the public code, where the same last item twice in a
-batch is a negative equal to the positive.
+epoch of its curves; docs/figures/dcrec.png is drawn from them. --speed writes
+benchmarks/results/dcrec-speed.jsonl. Seeds are paired. The control has no contrastive term; runs without ids
+have the negatives of the public code, where the same last item twice in a batch is a negative equal to the
+positive.
 """
 
 from __future__ import annotations
@@ -16,16 +17,14 @@ import argparse
 import json
 from functools import partial
 from pathlib import Path
-from statistics import mean
 
 from dcrec_speed import measure
-from lines import append, complete, head, read, row, stopping, thinned
+from dcrec_tables import apart, differences, draw, paper, table
+from lines import append, complete, read, stopping, thinned
 
 from taufree.experiments.environment import choose_device
-from taufree.experiments.link_names import describe
 from taufree.experiments.recipes.dcrec import NAMED, DCRecSettings
 from taufree.experiments.run import Run
-from taufree.experiments.summary import difference, free_against_best, spreads
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,28 +33,22 @@ LINKS = ("free", "0.8", "0.1", "0.5", "1")
 FIRST = 3
 """Seeds that are done with everything before the others begin."""
 BATCH = 2048  # as the public code for Beauty; for Reddit it has 128, which would take sixteen times the steps
-# The control stands in the tables of links by a name that this benchmark has no other use for.
-CONTROL = "learnable"
-SHOWN = ("hr1", "hr5", "hr10", "ndcg5", "ndcg10", "full_hr10", "full_ndcg10")
-# Kim and Kim, arXiv 2501.17683, on MovieLens-20M: means of ten runs, in %, with tau 0.8 and without.
-PAPER = {
-    "tau 0.8": {"hr1": 13.36, "hr5": 37.19, "hr10": 51.91, "ndcg5": 25.56, "ndcg10": 30.31},
-    "free": {"hr1": 13.60, "hr5": 37.41, "hr10": 52.09, "ndcg5": 25.79, "ndcg10": 30.52},
-}
+FIGURE = ROOT / "docs" / "figures" / "dcrec.png"
 
 
 def planned(chosen: argparse.Namespace, device: str) -> list[Run]:
-    """All runs, seed by seed: the links and the control, then some with twins; a few seeds first."""
+    """All runs: a few seeds with everything; then the others, the paper's links and the control first."""
     links = [(link, {}) for link in LINKS]
-    kinds = [*links[:2], ("free", {"contrast": 0.0}), *links[2:]]
+    main, others = [*links[:2], ("free", {"contrast": 0.0})], links[2:]
     with_twins = [(link, {"ids": False}) for link in LINKS[:2]]
+    few, more = range(chosen.seeds)[:FIRST], range(chosen.seeds)[FIRST:]
+    stages = ((few, [*main, *others]), (few, with_twins), (more, main), (more, [*others, *with_twins]))
     order = [
         (seed, dataset, link, other)
-        for seeds in (range(chosen.seeds)[:FIRST], range(chosen.seeds)[FIRST:])
-        for some in (kinds, with_twins)
+        for seeds, kinds in stages
         for seed in seeds
         for dataset in chosen.datasets.split(",")
-        for link, other in some
+        for link, other in kinds
     ]
     same = {"epochs": chosen.epochs, "batch_size": chosen.batch_size, "protocol": chosen.protocol}
     where = {"device": device, "data": chosen.data}
@@ -75,39 +68,6 @@ def train(chosen: argparse.Namespace) -> None:
             complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=small)
     except KeyboardInterrupt:
         print("Stopped; the same command goes on.")
-
-
-def table(lines: list[dict]) -> None:
-    """Markdown: a row for each link and the control, then the paired differences."""
-    with_links = [line for line in lines if line["settings"]["contrast"]]
-    control = [{**line, "link": CONTROL} for line in lines if not line["settings"]["contrast"]]
-    head("link", *SHOWN, "epoch", "seeds", "seconds a run")
-    for link, found in spreads([*with_links, *control]).items():
-        of_link = [line for line in (*with_links, *control) if line["link"] == link]
-        name = "no contrastive term" if link == CONTROL else describe(link)
-        epoch = mean(line["curves"]["choice"].index(max(line["curves"]["choice"])) + 1 for line in of_link)
-        seconds = mean(line["seconds"] for line in of_link)
-        cells = [name, *(str(found[metric]) for metric in SHOWN), f"{epoch:.0f}"]
-        row(*cells, str(found["hr1"].seeds), f"{seconds:.0f}")
-    print()
-    for gap in free_against_best(with_links):
-        if gap.metric in SHOWN:
-            print(f"- {gap}")
-    for metric in SHOWN:
-        if gap := difference([*with_links, *control], metric, "free", CONTROL):
-            print(f"- {str(gap).replace(describe(CONTROL), 'no contrastive term')}")
-
-
-def twins(lines: list[dict]) -> None:
-    """Markdown: each link with ``ids`` minus the same link without, where both are there."""
-    for link in LINKS[:2]:
-        of_link = [line for line in lines if line["link"] == link and line["settings"]["contrast"]]
-        # The two sides are named as links, for the paired difference is one of links.
-        sides = [{**line, "link": "free" if line["settings"]["ids"] else CONTROL} for line in of_link]
-        for metric in ("hr10", "ndcg10", "full_ndcg10"):
-            if gap := difference(sides, metric, "free", CONTROL):
-                words = str(gap).replace(f"free minus {describe(CONTROL)}", "with ids minus without")
-                print(f"- {describe(link)}, {words.replace('free is', 'with ids is')}")
 
 
 def speed(chosen: argparse.Namespace, device: str) -> None:
@@ -144,22 +104,15 @@ def main() -> None:
         return
     if not chosen.table:
         train(chosen)
-    lines = read(chosen.results)
-    kinds = sorted({(line["settings"]["dataset"], line["settings"]["protocol"]) for line in lines})
-    for dataset, protocol in kinds:
-        part = [
-            line
-            for line in lines
-            if (line["settings"]["dataset"], line["settings"]["protocol"]) == (dataset, protocol)
-        ]
-        print(f"\n### {dataset.capitalize()}" + (", the public protocol" * (protocol == "public")) + "\n")
-        table([line for line in part if line["settings"]["ids"]])
+    parts = apart(read(chosen.results), BATCH)
+    for title, lines in parts.items():
+        print(f"\n### {title}\n")
+        table(lines)
         print()
-        twins(part)
-    print("\n### The paper, on MovieLens-20M: another data set, for the order of magnitude alone\n")
-    head("link", *SHOWN[:5])
-    for name, found in PAPER.items():
-        row(name, *(f"{found[metric]:.2f}" for metric in SHOWN[:5]))
+        differences(lines)
+    paper()
+    if parts:
+        draw(parts, FIGURE)
 
 
 if __name__ == "__main__":

@@ -78,8 +78,9 @@ def parts(training: Training, batch: tuple[torch.Tensor, ...]) -> dict[str, Call
         used = (seen.wanted, seen.sequence, seen.adjacent, seen.similar, seen.conformity)
         return slopes(sum(part.square().sum() for part in used), weights)
 
-    def walk(inputs: object = ()) -> object:
-        return slopes(model._walk(graph, x).square().sum(), [x])
+    def walks(inputs: object = ()) -> object:
+        three = model._train_walks(x, torch.zeros_like(graph.weights))
+        return slopes(torch.stack(three).square().sum(), [x])
 
     def product(inputs: object = ()) -> object:
         return slopes(spread(x, graph.edges, graph.weights).square().sum(), [x])
@@ -96,7 +97,7 @@ def parts(training: Training, batch: tuple[torch.Tensor, ...]) -> dict[str, Call
     def optimizer(inputs: object = ()) -> object:
         return training.optimizer.step()
 
-    work = (network, walk, product, scores, contrast, observation, optimizer)
+    work = (network, walks, product, scores, contrast, observation, optimizer)
     return {one.__name__: one for one in work}
 
 

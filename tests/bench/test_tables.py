@@ -60,12 +60,15 @@ def printed(script, lines, path, monkeypatch, capsys):
 @pytest.mark.parametrize("kept", [0, 1, 2, 3, 4, 8, 13, 37, 70])
 def test_the_table_of_dcrec_takes_what_is_there(benchmark, tmp_path, monkeypatch, capsys, kept):
     script = benchmark("dcrec")
+    picture = tmp_path / "dcrec.png"
+    monkeypatch.setattr(script, "FIGURE", picture)
     lines = [dcrec_line(run) for run in dcrec_runs(script)]
     shown = printed(script, lines[:kept], tmp_path / "lines", monkeypatch, capsys)
     assert ("### Beauty" in shown) == (kept > 0)
     assert ("free minus no contrastive term" in shown) == (kept > 2)
-    assert ("95 % interval" in shown) == (kept > 13)
+    assert (" to +" in shown) == (kept > 13)
     assert ("with ids minus without" in shown) == (kept > 36)
+    assert picture.exists() == (kept > 0)
     # A line that ended before all others did, whatever it is of.
     assert "### " in printed(script, lines[kept : kept + 1], tmp_path / "one", monkeypatch, capsys)
 
@@ -78,6 +81,36 @@ def test_dcrec_does_a_few_seeds_with_everything_first(benchmark):
     for start in range(0, 36, 6):  # all links of a seed and a data set are neighbours
         assert len({(run.seed, run.settings.dataset) for run in runs[start : start + 6]}) == 1
         assert [run.link for run in runs[start : start + 3]] == ["free", "0.8", "free"]
+    # Then the other seeds, with what the paper compares and the control before all else.
+    assert {run.link for run in runs[48:60]} == {"free", "0.8"}
+    assert [run.settings.contrast for run in runs[48:60]] == 4 * [0.1, 0.1, 0.0]
+
+
+def test_the_table_of_dcrec_is_of_paired_seeds_and_mixes_no_settings(
+    benchmark, tmp_path, monkeypatch, capsys
+):
+    script = benchmark("dcrec")
+    monkeypatch.setattr(script, "FIGURE", tmp_path / "dcrec.png")
+    lines = [dcrec_line(run) for run in dcrec_runs(script)]
+    for line in lines:
+        about = line["settings"]
+        better = 1.0 * (line["link"] == "free") - 3.0 * (not about["contrast"]) - 0.5 * (not about["ids"])
+        # A seed that one of two links has not counts for neither.
+        line["metrics"] = dict.fromkeys(line["metrics"], 10 * line["seed"] + better)
+    kept = [line for line in lines if line["seed"] < 3 or line["link"] == "free"]
+    trial = {**lines[0], "settings": {**lines[0]["settings"], "batch_size": 512, "epochs": 2}}
+    shown = printed(script, [*kept, trial], tmp_path / "lines", monkeypatch, capsys)
+    parts = dict(part.split("\n", 1) for part in shown.split("### ")[1:])
+    assert list(parts)[:3] == ["Beauty", "Beauty, batches of 512, 2 epochs at most", "Reddit"]
+    cell = " | ".join(["**{0}** ({0} to {0})"] * 7)
+    for dataset in ("Beauty", "Reddit"):
+        for words, gap, seeds in (
+            ("free minus tau 0.8", "+1.00", 3),
+            ("free minus no contrastive term", "+3.00", 5),
+            ("free, with ids minus without", "+0.50", 5),
+            ("tau 0.8, with ids minus without", "+0.50", 3),
+        ):
+            assert f"| {words} | {cell.format(gap)} | {seeds} |\n" in parts[dataset]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 20, 22, 34, 59])

@@ -9,3 +9,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory):
+    from tests.experiments.shop import write_shop  # needs PyG, as few tests do
+
+    folder = tmp_path_factory.mktemp("shop")
+    write_shop(folder)
+    return folder

@@ -1,25 +1,26 @@
-"""DCRec: the network against its definition, the protocol, and the recipe from the command line."""
+"""DCRec: the network against its definition, and the recipe from the command line."""
 
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import taufree
-from taufree import LogOdds
+from taufree import LogOdds, Temperature
 from taufree.cli import build
 from taufree.experiments.dcrec import divergence
-from taufree.experiments.interactions import COLUMNS
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.run import Run
-from taufree.experiments.runner import Training, train
+from taufree.experiments.runner import train
 from tests.experiments.breaking_off import assert_goes_on
+from tests.experiments.shop import begun
 
 DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -28,50 +29,11 @@ needs_data = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory):
-    """120 users who walk around a ring of 30 items, one or two at a time; the last two are held out."""
-    folder = tmp_path_factory.mktemp("shop")
-    draw = torch.Generator().manual_seed(0)
-    lines = {"train": ["\t".join(COLUMNS)], "test": ["\t".join(COLUMNS)]}
-    for user in range(120):
-        steps = torch.randint(1, 3, (int(torch.randint(3, 9, (1,), generator=draw)),), generator=draw)
-        walk = [str(int(item)) for item in (user + steps.cumsum(0)) % 30]
-        lines["train"].append(f"{user}\t{' '.join(walk[:-2])}\t{walk[-2]}")
-        lines["test"].append(f"{user}\t{' '.join(walk[:-1])}\t{walk[-1]}")
-    for part, text in lines.items():
-        (folder / f"shop.{part}.inter").write_text("\n".join(text) + "\n")
-    return folder
-
-
-def begun(shop, link="free", seed=0, precision="32-true", **settings):
-    chosen = DCRecSettings(**{"dataset": str(shop), "epochs": 3, "batch_size": 64, **settings})
-    recipe = Recommendation(chosen)
-    recipe.load(None)
-    return Training(Run("dcrec", link, seed, chosen, precision), recipe)
-
-
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_it_trains_and_is_judged_in_other_precisions(shop, precision):
     training = begun(shop, precision=precision)
     training.train_epoch()
     assert training.evaluate()["full_hr10"] >= 0
-
-
-def test_the_validation_items_are_trained_on_by_the_public_protocol_alone(shop):
-    for protocol in ("validation", "public"):
-        training = begun(shop, protocol=protocol)
-        model, rows = training.weights, training.recipe.data.train
-        row, end = model.train_samples
-        targets = {(int(r), int(e)) for r, e in zip(row, end, strict=True)}
-        held_out = {(r, int(e)) for r, e in enumerate(rows.lengths)}
-        assert (held_out <= targets) == (protocol == "public")
-        assert bool(held_out & targets) == (protocol == "public")
-        # No training sample has a test item after its history: that is in the test rows alone.
-        assert int(end.max()) <= int(rows.lengths.max())
-        assert any("chooses the epoch by the test items" in note for note in training.recipe.notes) == (
-            protocol == "public"
-        )
 
 
 def test_a_step_is_the_sum_of_its_three_terms(shop):
@@ -84,7 +46,7 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
     assert torch.equal(out.last, items[torch.arange(64), end - 1])
     assert torch.equal(out.targets, items[torch.arange(64), end])
     terms = (
-        cross_entropy(out.wanted @ model.items.weight[:-1].T, out.targets),
+        cross_entropy(out.wanted @ model.vectors.T, out.targets),
         0.1 * contrastive(out, out.last, LogOdds()),
         0.01 * divergence(out.conformity, expected),
     )
@@ -92,6 +54,25 @@ def test_a_step_is_the_sum_of_its_three_terms(shop):
     weight = out.conformity
     assert weight[end > 1].min() >= 0
     assert (weight[end == 1] == 0.5).all()
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_the_contrastive_term_is_that_of_the_public_code_but_for_ids(shop, ids):
+    training = begun(shop, dropout=0.0)
+    out = training.weights.double().train()(torch.arange(90))
+    units = [normalize(x.detach(), dim=1) for x in (out.sequence, out.adjacent, out.similar)]
+    weight, top = out.conformity.tolist(), out.conformity.max().item()
+    total = 0.0
+    for i in range(90):
+        others = [j for j in range(90) if j != i and not (ids and out.last[i] == out.last[j])]
+        assert (len(others) == 89) or ids
+        terms = []
+        for query, key in itertools.pairwise(units):
+            pull = {j: math.exp(float(query[i] @ key[j]) / 0.8) for j in (i, *others)}
+            terms.append(-math.log(pull[i] / sum(pull.values())))
+        total += weight[i] * terms[0] + (top - weight[i]) * terms[1]
+    found = contrastive(out, out.last if ids else None, Temperature(0.8))
+    assert found.item() == pytest.approx(total / 90, rel=1e-9)
 
 
 def test_histories_that_share_a_row_are_read_as_if_alone(shop):
@@ -137,7 +118,7 @@ def test_nothing_in_a_step_of_the_network_would_wait_for_a_gpu(shop):
 
 def walked(model, weights):
     """norm(e + mean(e, Ae, AAe)), with a dense A."""
-    vectors = model.items.weight[:-1]
+    vectors = model.vectors
     table = torch.zeros(len(vectors), len(vectors))
     table[model.train_edges[1], model.train_edges[0]] = weights
     once = table @ vectors
@@ -233,21 +214,6 @@ def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):
     with (tmp_path / "shop.test.inter").open("a") as file:
         file.write("x\t1 2 3\t4\n")
     assert len(begun(tmp_path).recipe.data.test.lengths) == 121
-
-
-def test_items_that_training_does_not_know_are_left_out_and_counted(shop, tmp_path):
-    for part in ("train", "test"):
-        text = (shop / f"shop.{part}.inter").read_text()
-        odd = "x\t1 2 3\tnew\ny\t1 newer\t2\n" if part == "test" else ""
-        (tmp_path / f"odd.{part}.inter").write_text(text + odd)
-    recipe = begun(tmp_path).recipe
-    assert recipe.notes[-1].startswith(
-        "1 of 122 test items never occur in the histories to train on; they are"
-    )
-    assert 120 not in recipe.judged["test"].tolist()
-    known = recipe.data.train.items[recipe.data.train.known]
-    assert set(recipe.negatives["test"].flatten().tolist()) <= set(known.tolist())
-    assert 120 in begun(tmp_path, protocol="public").recipe.judged["test"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,20 @@ def test_spread_is_the_product_with_the_graph_whatever_the_weights(kind):
     torch.testing.assert_close(*slopes)
 
 
+def test_graphs_side_by_side_are_walked_at_once():
+    adjacent, similar, _, walks, readouts = neighbours(rows(), ITEMS)
+    x = torch.randn(3 * ITEMS, 2, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    for edges, graphs in ((walks, (adjacent, similar, adjacent)), (readouts, (adjacent, adjacent))):
+        weights = [graph.weights * (k + 1) for k, graph in enumerate(graphs)]
+        some = x[: len(graphs) * ITEMS]
+        found = spread(some, edges, torch.cat(weights))
+        parts = zip(some.split(ITEMS), graphs, weights, strict=True)
+        expected = torch.cat([spread(part, graph.edges, weight) for part, graph, weight in parts])
+        torch.testing.assert_close(found, expected)
+        slopes = [torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)]
+        torch.testing.assert_close(*slopes)
+
+
 def test_a_moved_graph_takes_its_orders_along():
     """Else they would be sorted again in every step, or in the middle of a recording."""
     edges = neighbours(rows(), ITEMS).similar.edges.to("meta")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SCORES_AT_ONCE = 2**24
+SCORES_AT_ONCE = 2**26
 
 
 def catalogue_loss(
@@ -26,7 +26,9 @@ def catalogue_loss(
     >>> round(catalogue_loss(wanted, items, torch.tensor([0, 1])).item(), 4)
     0.6348
     """
-    dtype, at_once = torch.promote_types(wanted.dtype, items.dtype), max(1, scores_at_once // len(items))
+    dtype = torch.promote_types(wanted.dtype, items.dtype)
+    pieces = -(-len(wanted) * len(items) // scores_at_once)
+    at_once = -(-len(wanted) // pieces)  # alike, so that no small one is left over
     with torch.autocast(wanted.device.type, enabled=False):
         loss: Tensor = _CatalogueLoss.apply(wanted.to(dtype), items.to(dtype), targets, at_once)
     return loss

@@ -76,7 +76,7 @@ class DCRec(nn.Module):
         super().__init__()
         self.mean = mean
         longest = max(data.train.items.shape[1], data.test.items.shape[1]) - 1
-        self.items = nn.Embedding(data.item_count + 1, shape.width, padding_idx=data.item_count)
+        self.items = nn.Embedding(data.item_count, shape.width)
         self.places = nn.Embedding(longest, shape.width)
         layer = nn.TransformerEncoderLayer(
             shape.width, shape.heads, shape.inner, shape.dropout, "gelu", batch_first=True
@@ -91,12 +91,12 @@ class DCRec(nn.Module):
             if "norm" not in name:
                 nn.init.zeros_(weight) if name.endswith("bias") else nn.init.normal_(weight, std=0.02)
         for part, rows in (("train", data.train), ("test", data.test)):
-            adjacent, similar, made = neighbours[part]
+            adjacent, similar, made, walks, readouts = neighbours[part]
             self._keep(part, items=rows.items, lengths=rows.lengths)
             self._keep(part, edges=adjacent.edges, weights=adjacent.weights)
             self._keep(part, similar_edges=similar.edges, similar_weights=similar.weights)
             if part == "train":
-                self._keep(part, made=made, samples=samples)
+                self._keep(part, made=made, samples=samples, walks=walks, readouts=readouts)
 
     def _keep(self, part: str, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -107,13 +107,14 @@ class DCRec(nn.Module):
 
     @property
     def vectors(self) -> Tensor:
-        """[items, width], without the one that stands for no item."""
-        return self.items.weight[:-1]
+        """[items, width]."""
+        return self.items.weight
 
     def walks(self, part: str) -> tuple[Tensor, Tensor]:
         """[items, width] each: all items in the graphs of a part, for all histories if without dropout."""
-        vectors = self.vectors
-        return self._walk(self._graph(part), vectors), self._walk(self._graph(part, "similar_"), vectors)
+        graphs = self._graph(part), self._graph(part, "similar_")
+        adjacent, similar = (normed(self.graph_norm, self._walk(graph, self.vectors)) for graph in graphs)
+        return adjacent, similar
 
     def forward(
         self,
@@ -138,18 +139,20 @@ class DCRec(nn.Module):
         # Training compares the sequence of the score with one that has other dropout.
         reads = self._read(history, end, slots, vectors, times=2 if self.training else 1)
         read, sequence = reads[0], reads[-1]
-        if walks is None:
-            adjacent = self._walk(self._graph(table), vectors)
-            alike = self._walk(self._graph(table, "similar_"), vectors, last)
+        conformity = read.new_empty(0)
+        if self.training:
+            own = self._own(row)
+            adjacent, *others = self._train_walks(vectors, own)
+            adjacent = normed(self.graph_norm, adjacent)
+            chosen = torch.stack([walk.index_select(0, last) for walk in others])
+            alike, without = normed(self.graph_norm, chosen)
+            here = adjacent.index_select(0, last)
+            conformity = self._conformity(end, last, own, adjacent, here, without)
         else:
-            adjacent, alike = walks[0], walks[1].index_select(0, last)
-        here = adjacent.index_select(0, last)
+            here, alike = (x.index_select(0, last) for x in (self.walks(table) if walks is None else walks))
         views = torch.stack([read, here, alike])
         share = self.attention(self.fusion(views)).softmax(0)
         wanted = (share * views).sum(0)
-        conformity = read.new_empty(0)
-        if self.training:
-            conformity = self._conformity(row, end, last, vectors, adjacent, here)
         return Output(wanted, target, last, sequence, here, alike, conformity)
 
     def _read(self, history: Tensor, end: Tensor, slots: Tensor, vectors: Tensor, times: int) -> Tensor:
@@ -166,26 +169,36 @@ class DCRec(nn.Module):
         inputs = normed(self.entry_norm, inputs).view(*slots.shape, -1)
         strange = own[:, None, :, None] != own[:, None, None, :]
         bias = torch.zeros_like(strange, dtype=inputs.dtype).masked_fill(strange, -torch.inf)
-        outputs = encode(
-            self.encoder, self.dropout(inputs.repeat(times, 1, 1)), bias.repeat(times, 1, 1, 1)
-        ).view(times, slots.numel(), -1)
         ends = torch.where(place + 1 == torch.cat([end, end[:1]])[own], own, count).flatten()
         slot = torch.arange(slots.numel(), device=slots.device)
         slot_of = slot.new_zeros(count + 1).scatter(0, ends, slot)[:-1]
-        return outputs.index_select(1, slot_of)
+        wanted = torch.arange(times, device=slots.device)[:, None] * slots.numel() + slot_of
+        repeated = self.dropout(inputs.repeat(times, 1, 1)), bias.repeat(times, 1, 1, 1)
+        return encode(self.encoder, *repeated, wanted.flatten()).view(times, count, -1)
 
-    def _walk(self, graph: ItemGraph, vectors: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """norm(e + mean(e, Ae, AAe)) of the items' vectors e, for the graph A; of all items or the chosen."""
+    def _walk(self, graph: ItemGraph, vectors: Tensor) -> Tensor:
+        """e + mean(e, Ae, AAe) of the items' vectors e, for the graph A."""
         start = self.dropout(vectors)
         weights = dropout(graph.weights, self.dropout.p, self.training)
         # Ae + AAe = A(e + Ae)
         found = spread(start + spread(start, graph.edges, weights), graph.edges, weights)
-        if chosen is not None:
-            start, found = start.index_select(0, chosen), found.index_select(0, chosen)
-        return normed(self.graph_norm, torch.add(found, start, alpha=4) / 3)
+        return torch.add(found, start, alpha=4) / 3
+
+    def _train_walks(self, vectors: Tensor, own: Tensor) -> tuple[Tensor, ...]:
+        """[items, width] each: adjacent, similar, adjacent without own edges; each with its own dropout."""
+        weights, similar = self.get_buffer("train_weights"), self.get_buffer("train_similar_weights")
+        three = torch.cat([weights, similar, weights * (1 - own)])
+        walked = self._walk(ItemGraph(self.get_buffer("train_walks"), three), vectors.repeat(3, 1))
+        return walked.view(3, *vectors.shape).unbind()
+
+    def _own(self, row: Tensor) -> Tensor:
+        """[edges]: 1 for the edges that the histories of some rows have made, 0 for others."""
+        weights = self.get_buffer("train_weights")
+        own = weights.new_zeros(len(weights) + 1)
+        return own.index_fill_(0, self.get_buffer("train_made")[row].flatten(), 1.0)[:-1]
 
     def _conformity(
-        self, row: Tensor, end: Tensor, last: Tensor, vectors: Tensor, adjacent: Tensor, here: Tensor
+        self, end: Tensor, last: Tensor, own: Tensor, adjacent: Tensor, here: Tensor, without: Tensor
     ) -> Tensor:
         """[B]: how alike the last item looks with and without the edges that the batch's histories have made.
 
@@ -194,12 +207,10 @@ class DCRec(nn.Module):
         through a sigmoid, stretched to begin at 0 and scaled to the mean; 0.5 for histories of one item,
         which say nothing.
         """
-        edges, weights = self._graph("train").edges, self._graph("train").weights
-        own = weights.new_zeros(len(weights) + 1)
-        own = own.index_fill_(0, self.get_buffer("train_made")[row].flatten(), 1.0)[:-1]
-        without = self._walk(ItemGraph(edges, weights * (1 - own)), vectors, last)
         # A cosine does not ask for the number of neighbours, so the sum is as good as the mean.
-        foreign, civil = (spread(adjacent, edges, which).index_select(0, last) for which in (1 - own, own))
+        edges, twice = self.get_buffer("train_readouts"), adjacent.repeat(2, 1)
+        sums = spread(twice, edges, torch.cat([1 - own, own]))
+        foreign, civil = sums.view(2, *adjacent.shape).index_select(1, last)
         pairs = torch.stack([here, here, civil]), torch.stack([without, foreign, foreign])
         weight = cosine_similarity(*pairs, dim=-1).mean(0).sigmoid()
         weight = weight - weight.min()

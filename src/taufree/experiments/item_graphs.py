@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,17 +28,31 @@ class ItemGraph:
 
 
 class Neighbours(NamedTuple):
-    """Both graphs, and what :func:`adjacency` says of who made the edges of the first."""
+    """Both graphs, and what :func:`adjacency` says of who made the edges of the first.
+
+    ``walks`` are the edges of adjacent, similar and adjacent side by side, ``readouts`` those of adjacent
+    twice: one product of a sparse matrix does the work of several.
+    """
 
     adjacent: ItemGraph
     similar: ItemGraph
     made: Tensor
+    walks: EdgeIndex
+    readouts: EdgeIndex
 
 
 def neighbours(rows: Rows, items: int, nearest: int = 4) -> Neighbours:
     """The graphs of some histories, see :func:`adjacency` and :func:`similarity`."""
     adjacent, made = adjacency(rows, items)
-    return Neighbours(adjacent, similarity(rows, items, nearest), made)
+    similar = similarity(rows, items, nearest)
+    walks = side_by_side([adjacent.edges, similar.edges, adjacent.edges], items)
+    return Neighbours(adjacent, similar, made, walks, side_by_side([adjacent.edges] * 2, items))
+
+
+def side_by_side(graphs: Sequence[EdgeIndex], items: int) -> EdgeIndex:
+    """The edges of several graphs as one: the items of graph k have the numbers k items, k items + 1, ..."""
+    moved = [edges.as_tensor() + k * items for k, edges in enumerate(graphs)]
+    return _sorted(torch.cat(moved, dim=1), len(graphs) * items)
 
 
 def spread(x: Tensor, edges: EdgeIndex, weights: Tensor) -> Tensor:
@@ -54,9 +69,9 @@ def spread(x: Tensor, edges: EdgeIndex, weights: Tensor) -> Tensor:
     return found.to(x.dtype)
 
 
-def _graph(edges: Tensor, weights: Tensor, items: int) -> ItemGraph:
-    sorted_edges = EdgeIndex(edges, sparse_size=(items, items), sort_order="col")
-    return ItemGraph(sorted_edges.fill_cache_(), weights)
+def _sorted(edges: Tensor, items: int) -> EdgeIndex:
+    """Edges that are sorted by where they end, with their order by where they begin."""
+    return EdgeIndex(edges, sparse_size=(items, items), sort_order="col").fill_cache_()
 
 
 def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
@@ -80,7 +95,7 @@ def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
     edges, weights = gcn_norm(edges, weights, items, add_self_loops=False)
     made = torch.full(pairs.shape, edges.shape[1])
     made[real] = place[: -len(loops)]
-    return _graph(edges, weights, items), made
+    return ItemGraph(_sorted(edges, items), weights), made
 
 
 def similarity(rows: Rows, items: int, nearest: int, chunk: int = 4096) -> ItemGraph:
@@ -111,4 +126,4 @@ def similarity(rows: Rows, items: int, nearest: int, chunk: int = 4096) -> ItemG
     values = values / np.bincount(target, values, minlength=items)[target]
     order = np.argsort(target, kind="stable")
     edges = np.stack([np.concatenate(by)[order], target[order]]).astype(np.int64)
-    return _graph(torch.from_numpy(edges), torch.from_numpy(values[order]).float(), items)
+    return ItemGraph(_sorted(torch.from_numpy(edges), items), torch.from_numpy(values[order]).float())

@@ -21,27 +21,36 @@ def normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     return torch.addcmul(norm.bias, layer_norm(x, norm.normalized_shape, eps=norm.eps), norm.weight)
 
 
-def encode(encoder: nn.TransformerEncoder, x: Tensor, bias: Tensor) -> Tensor:
-    """What an encoder whose layers normalise after the sum makes of x [N, T, width].
+def encode(encoder: nn.TransformerEncoder, x: Tensor, bias: Tensor, wanted: Tensor) -> Tensor:
+    """What an encoder whose layers normalise after the sum makes of some places of x [N, T, width].
 
     Attention does not leave the layout of ``x``; PyTorch's module moves the sequence to the front and back.
+    After the last attention only the places that are wanted go on.
 
     Args:
         bias: [N, 1, T, T], added to the scores of the attention. A GPU wants T to be a multiple of 8.
+        wanted: [K], numbers n T + t of places; the result is [K, width].
     """
-    for each in encoder.layers:
-        layer: Any = each
-        x = normed(layer.norm1, x + layer.dropout1(_attend(layer.self_attn, x, bias)))
-        inner = layer.dropout(layer.activation(layer.linear1(x)))
-        x = normed(layer.norm2, x + layer.dropout2(layer.linear2(inner)))
-    return x
+    *others, last = encoder.layers
+    for layer in others:
+        x = _sum_up(layer, x, _attend(layer.self_attn, x, bias))
+    found, start = (y.flatten(0, 1).index_select(0, wanted) for y in (_attend(last.self_attn, x, bias), x))
+    return _sum_up(last, start, found)
 
 
 def _attend(attention: Any, x: Tensor, bias: Tensor) -> Tensor:
+    """[N, T, width], the heads side by side; what follows is done place by place."""
     together = linear(x, attention.in_proj_weight, attention.in_proj_bias)
     split = together.view(*x.shape[:2], 3, attention.num_heads, -1)
-    query, key, value = split.permute(2, 0, 3, 1, 4)
+    # Taken apart like this, the gradients are put together in the layout of ``x`` at once.
+    query, key, value = (part.transpose(1, 2) for part in split.unbind(2))
     share = attention.dropout if attention.training else 0.0
     heads = scaled_dot_product_attention(query, key, value, bias, dropout_p=share)
-    found: Tensor = attention.out_proj(heads.transpose(1, 2).flatten(-2))
-    return found
+    return heads.transpose(1, 2).flatten(-2)
+
+
+def _sum_up(layer: Any, x: Tensor, heads: Tensor) -> Tensor:
+    """The rest of a layer, [..., width]."""
+    x = normed(layer.norm1, x + layer.dropout1(layer.self_attn.out_proj(heads)))
+    inner = layer.dropout(layer.activation(layer.linear1(x)))
+    return normed(layer.norm2, x + layer.dropout2(layer.linear2(inner)))
