@@ -87,6 +87,16 @@ def test_a_key_at_a_right_angle_is_pulled_as_any_other():
         torch.testing.assert_close(found, expected)
 
 
+def test_an_opposite_negative_has_no_weight_without_a_resolution():
+    query = rows(64).requires_grad_()
+    for i in range(len(query)):  # with some of them rounding makes 1 + c a little less than 0
+        one = query[i : i + 1]
+        loss = info_nce(one, one.flip(1), -one.detach(), link=LogOdds(resolution=0.0), backend="blockwise")
+        loss.backward()
+        assert loss.item() < 1e-12
+    assert query.grad.abs().max() < 1e-6
+
+
 def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
     class Held(Link):
         def __init__(self):
