@@ -1,5 +1,7 @@
 """The tiled backend: memory, derivatives, and what must not disturb it."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -183,6 +185,17 @@ def test_a_second_derivative_names_the_backend_that_has_one(reduction):
     first = torch.autograd.grad(loss, a, create_graph=True)[0]
     with pytest.raises(RuntimeError, match='backend="reference"'):
         first.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_loss_that_is_kept_does_not_keep_the_embeddings(reduction):
+    embeddings = rows(4).requires_grad_() * 2
+    alive = weakref.ref(embeddings)
+    loss = info_nce(embeddings, rows(4, seed=1), reduction=reduction, backend="blockwise").sum()
+    loss.backward()
+    del embeddings
+    assert loss.grad_fn is not None
+    assert alive() is None
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
