@@ -111,8 +111,9 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
     several = LINKS[link]().to(device, usual)
     names = CALLS[call][1]
     mine = [own(x, name, sizes, queues, rank, device) for x, name in zip(tensors, names, strict=True)]
+    integers = torch.uint16 if world == 3 else torch.int64
     mine_options = {  # ids and labels as columns of a table: not contiguous
-        k: own(torch.stack([v, -v], 1), k, sizes, queues, rank, device)[:, 0]
+        k: own(torch.stack([v, -v], 1).to(integers), k, sizes, queues, rank, device)[:, 0]
         if isinstance(v, torch.Tensor)
         else v
         for k, v in options.items()

@@ -213,7 +213,8 @@ def test_auto_is_the_reference_when_small_and_blockwise_when_large(monkeypatch):
     info_nce(rows(128), rows(128, seed=1))
     info_nce(rows(129), rows(129, seed=1))
     info_nce(rows(2), rows(2, seed=1), rows(2**13 + 1))
-    assert called == ["reference", "blockwise", "blockwise"]
+    info_nce(rows(2), rows(2, seed=1), rows(2**14 + 2).reshape(2, 2**13 + 1, -1))
+    assert called == ["reference", "blockwise", "blockwise", "blockwise"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

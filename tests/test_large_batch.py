@@ -78,6 +78,19 @@ def test_gradients_are_those_of_the_unchunked_step(dtype, tolerance, chunk_size,
         assert relative_difference(*pair) < tolerance
 
 
+class Running(nn.Module):
+    """Scales by a buffer, which each forward replaces by another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", None)
+
+    def forward(self, x):
+        scale = torch.ones_like(x[0]) if self.scale is None else self.scale
+        self.scale = scale + x.detach().mean(0)
+        return scale * x
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -85,8 +98,9 @@ def test_gradients_are_those_of_the_unchunked_step(dtype, tolerance, chunk_size,
         lambda: nn.BatchNorm1d(8),
         lambda: nn.BatchNorm1d(8, momentum=None),
         lambda: spectral_norm(nn.Linear(8, 8)),
+        Running,
     ],
-    ids=["dropout", "batchnorm", "cumulative batchnorm", "spectral norm"],
+    ids=["dropout", "batchnorm", "cumulative batchnorm", "spectral norm", "replaced buffer"],
 )
 def test_random_numbers_and_buffers_are_those_of_one_graph(layer):
     plain = mlp(layer())
@@ -315,6 +329,7 @@ class Gives(nn.Module):
         ([(Gives(lambda x: (x, x)), A)], 4, TypeError, "gives a tensor, got tuple"),
         ([(Gives(lambda x: x[:, None]), A)], 4, ValueError, r"gives \[4, D\] for 4 rows, got \[4, 1, 6\]"),
         ([(Gives(lambda x: x[:2]), A)], 4, ValueError, r"gives \[4, D\] for 4 rows, got \[2, 6\]"),
+        ([(mlp(), mlp()(A))], 4, ValueError, r"calls\[0\] must have inputs without a graph"),
         ([(mlp(), A.to("meta"))], 4, ValueError, "must be on CPU or CUDA, .* got meta"),
         ([(mlp(), A), (mlp(), B[:5])], 4, ValueError, "view_b must have the shape of view_a"),
     ],

@@ -79,6 +79,13 @@ def test_a_link_without_a_logit_says_so():
         Link()(torch.zeros(2))
 
 
+def test_the_learned_scale_goes_where_the_embeddings_are():
+    cosine = torch.zeros(3, device="meta", dtype=torch.float64)
+    link = LearnableTemperature()
+    for found in (link.logit(cosine, cosine, cosine), link.slope(cosine, cosine, cosine)):
+        assert (found.device, found.dtype) == (cosine.device, cosine.dtype)
+
+
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_the_learned_scale_is_capped_and_can_come_down_again(backend):
     link = LearnableTemperature(init=0.07, max_scale=20.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+Span: TypeAlias = range | slice  # from start to stop; code compiled for a slice holds for any stop
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Contrast:
     def n(self) -> int:
         return self.anchors.shape[0]
 
-    def left_out(self, rows: range, cols: range) -> Tensor | None:
+    def left_out(self, rows: Span, cols: Span) -> Tensor | None:
         """Boolean [rows, cols]: which keys are no negatives of the anchor; None if all of them are.
 
         These are the anchor itself, its positive (it is counted apart, exactly), and the keys with
@@ -61,7 +63,7 @@ class Contrast:
         if self.labels is None:
             targets = ((rows.start + self.shift) % self.n, (rows.stop - 1 + self.shift) % self.n)
             wraps = targets[0] > targets[1]
-            if wraps or _overlap(range(targets[0], targets[1] + 1), cols):
+            if wraps or _overlap(slice(targets[0], targets[1] + 1), cols):
                 masks.append(self._pairs(rows, cols, self.shift))
         if self.ids is not None:
             masks.append(_equal(self.ids, rows, cols))
@@ -69,7 +71,7 @@ class Contrast:
             return None
         return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
 
-    def same_label(self, rows: range, cols: range) -> Tensor:
+    def same_label(self, rows: Span, cols: Span) -> Tensor:
         """Boolean [rows, cols]: the positives by label, the anchor itself not among them."""
         assert self.labels is not None
         return _equal(self.labels, rows, cols) & ~self._pairs(rows, cols, 0)
@@ -82,7 +84,7 @@ class Contrast:
             return torch.ones(self.n, dtype=torch.long, device=self.anchors.device)
         return how_many(self.labels) - 1
 
-    def _pairs(self, rows: range, cols: range, shift: int) -> Tensor:
+    def _pairs(self, rows: Span, cols: Span, shift: int) -> Tensor:
         device = self.anchors.device
         row = torch.arange(rows.start, rows.stop, device=device)
         return ((row + shift) % self.n)[:, None] == torch.arange(cols.start, cols.stop, device=device)
@@ -104,9 +106,9 @@ def how_many(values: Tensor) -> Tensor:
     return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
 
 
-def _equal(values: Tensor, rows: range, cols: range) -> Tensor:
+def _equal(values: Tensor, rows: Span, cols: Span) -> Tensor:
     return values[rows.start : rows.stop, None] == values[cols.start : cols.stop]
 
 
-def _overlap(a: range, b: range) -> bool:
-    return a.start < b.stop and b.start < a.stop
+def _overlap(a: Span, b: Span) -> bool:
+    return bool(a.start < b.stop and b.start < a.stop)

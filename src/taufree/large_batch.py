@@ -65,10 +65,10 @@ def chunked_backward(
     if not calls:
         raise ValueError("calls must hold at least one pair (encoder, inputs), got none.")
     chunked = [_Call(f"calls[{i}]", call, chunk_size) for i, call in enumerate(calls)]
-    buffers = list(dict.fromkeys(buffer for call in chunked for buffer in call.module.buffers()))
+    modules = list(dict.fromkeys(part for call in chunked for part in call.module.modules()))
     generators = list(dict.fromkeys(generator for call in chunked for generator in call.generators))
 
-    rewind = _snapshot(buffers, [])
+    rewind = _snapshot(modules, [])
     embeddings = [call.embed() for call in chunked]
     value = loss(*embeddings)
     if not isinstance(value, Tensor):
@@ -82,7 +82,7 @@ def chunked_backward(
     trained = [(call, z.grad) for call, z in zip(chunked, embeddings, strict=True) if z.grad is not None]
     # Autocast keeps the weights that it cast; in older PyTorch those cast without a graph give no gradient.
     torch.clear_autocast_cache()
-    restore = _snapshot(buffers, generators)
+    restore = _snapshot(modules, generators)
     try:
         rewind()
         for i, (call, gradient) in enumerate(trained):
@@ -119,6 +119,11 @@ class _Call:
         if len(lengths) != 1 or lengths[0] < 1:
             raise ValueError(
                 f"{name} must have inputs with tensors of one length, at least 1, got lengths {lengths}."
+            )
+        if any(x.grad_fn is not None for x in tensors):
+            raise ValueError(
+                f"{name} must have inputs without a graph, which only one chunk could go back through, "
+                "got a computed tensor that requires a gradient: compute it in the encoder, or detach it."
             )
         n = -(-lengths[0] // chunk_size)
         self.rows = [slice(*edges) for edges in pairwise(lengths[0] * k // n for k in range(n + 1))]
@@ -189,15 +194,19 @@ def _generator(name: str, device: torch.device) -> Generator:
     raise ValueError(f"{name} must be on CPU or CUDA, whose random numbers can be replayed, got {device}.")
 
 
-def _snapshot(buffers: list[Tensor], generators: list[Generator]) -> Callable[[], None]:
-    """A function that brings buffers and generators back to where they are now."""
-    values = [buffer.clone() for buffer in buffers]
+def _snapshot(modules: list[nn.Module], generators: list[Generator]) -> Callable[[], None]:
+    """A function that brings the modules' own buffers, replaced ones too, and generators back to now."""
+    buffers = [
+        (part._buffers, name, buffer, None if buffer is None else buffer.clone())
+        for part in modules
+        for name, buffer in part._buffers.items()
+    ]
     states = [generator.get_state() for generator in generators]
 
     def restore() -> None:
         with torch.no_grad():
-            for buffer, value in zip(buffers, values, strict=True):
-                buffer.copy_(value)
+            for own, name, buffer, value in buffers:
+                own[name] = buffer if buffer is None or value is None else buffer.copy_(value)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 

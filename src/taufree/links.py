@@ -100,8 +100,8 @@ class TensorGain(LogOdds):
     """LogOdds with its gain in a scalar on the embeddings' device, for which no host has to wait."""
 
     def __init__(self, gain: Tensor, resolution: float) -> None:
-        super().__init__(resolution=resolution)
-        self.gain = gain
+        super().__init__()
+        self.gain, self.resolution = gain, resolution
 
 
 class CalibratedLogOdds(Link):
@@ -244,7 +244,7 @@ class LearnableTemperature(Link):
             self.log_scale.clamp_(max=math.log(self.max_scale))
 
     def _scale(self, like: Tensor) -> Tensor:
-        t = self.log_scale.to(like.dtype, copy=True)  # a copy, for project() may change it before backward
+        t = self.log_scale.to(like, copy=True)  # a copy, for project() may change it before backward
         return (t - (t - math.log(self.max_scale)).clamp(min=0).detach()).exp()
 
     def extra_repr(self) -> str:

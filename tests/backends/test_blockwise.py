@@ -1,5 +1,7 @@
 """The tiled backend: memory, derivatives, and what must not disturb it."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -85,6 +87,16 @@ def test_a_key_at_a_right_angle_is_pulled_as_any_other():
     for found, expected in zip(gradients("blockwise"), gradients("reference"), strict=True):
         assert expected.abs().max() > 0.1
         torch.testing.assert_close(found, expected)
+
+
+def test_an_opposite_negative_has_no_weight_without_a_resolution():
+    query = rows(64).requires_grad_()
+    for i in range(len(query)):  # with some of them rounding makes 1 + c a little less than 0
+        one = query[i : i + 1]
+        loss = info_nce(one, one.flip(1), -one.detach(), link=LogOdds(resolution=0.0), backend="blockwise")
+        loss.backward()
+        assert loss.item() < 1e-12
+    assert query.grad.abs().max() < 1e-6
 
 
 def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
@@ -173,6 +185,17 @@ def test_a_second_derivative_names_the_backend_that_has_one(reduction):
     first = torch.autograd.grad(loss, a, create_graph=True)[0]
     with pytest.raises(RuntimeError, match='backend="reference"'):
         first.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_loss_that_is_kept_does_not_keep_the_embeddings(reduction):
+    embeddings = rows(4).requires_grad_() * 2
+    alive = weakref.ref(embeddings)
+    loss = info_nce(embeddings, rows(4, seed=1), reduction=reduction, backend="blockwise").sum()
+    loss.backward()
+    del embeddings
+    assert loss.grad_fn is not None
+    assert alive() is None
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
-from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
 
 LINKS = [LogOdds(), LogOdds(gain=2.0), Temperature(0.5), LearnableTemperature(0.5)]
 LABELS = torch.tensor([0, 1, 0, 1, 1])
@@ -44,6 +45,21 @@ def test_compiles_without_a_graph_break(name, link):
     expected = torch.autograd.grad(loss(a, b), [a, b])
     torch.testing.assert_close(compiled(a, b), loss(a, b))
     torch.testing.assert_close(torch.autograd.grad(compiled(a, b), [a, b]), expected)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_is_compiled_once_for_all_batch_sizes(name):
+    link = CalibratedLogOdds()  # with the measurement that the other links do without
+
+    def loss(a, b):
+        return LOSSES[name](a, b, link=link, backend="reference")
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(loss, fullgraph=True, backend=counter, dynamic=True)
+    for n in (4, 5):  # more than the three dimensions: fewer are measured in another way
+        compiled(rows(n), rows(n, seed=1))
+    assert counter.frame_count == 1
 
 
 def test_compiles_with_the_default_compiler():

@@ -32,6 +32,7 @@ def choose(backend: str, contrast: Contrast, link: Link) -> Backend:
     if backend == "auto":
         candidates = contrast.n if contrast.in_batch else 0
         candidates += 0 if contrast.queue is None else contrast.queue.shape[0]
+        candidates += 0 if contrast.own_negatives is None else contrast.own_negatives.shape[1]
         if contrast.n * candidates <= SMALL:
             return reference.loss
         fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None

@@ -14,6 +14,7 @@ the rest would drown. Positives and per-query negatives always take the exact wa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -40,6 +41,7 @@ Tile: TypeAlias = OddsTile | SoftmaxTile
 
 TILE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
+TENSORS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast, as they are saved
 NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
 
 
@@ -64,7 +66,9 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
-        ctx.contrast, ctx.link, ctx.weights = contrast, link, weights
+        without: dict[str, Any] = dict.fromkeys(TENSORS)  # they are saved below, and freed after the backward
+        ctx.contrast = replace(contrast, **without)
+        ctx.link, ctx.weights = link, weights
         # Not saved below: the next loss may bring them back into range in place.
         ctx.params = [p for p in inputs[4:] if p is not None]
         ctx.values = values_of(ctx.params)
@@ -76,12 +80,14 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = (*ctx.saved_tensors[:4], *ctx.params)
+        saved = ctx.saved_tensors
+        inputs = (*saved[:4], *ctx.params)
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
         if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
             check_unchanged(ctx.link, ctx.params, ctx.values)
             grad = upstream if ctx.weights is None else ctx.weights * upstream
-            _, gradients = _Engine(ctx.contrast, ctx.link, inputs, ctx.wanted).run(grad)
+            contrast = replace(ctx.contrast, **dict(zip(TENSORS, saved, strict=True)))
+            _, gradients = _Engine(contrast, ctx.link, inputs, ctx.wanted).run(grad)
         else:
             for gradient in gradients:
                 if gradient is not None:

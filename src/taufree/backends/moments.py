@@ -130,4 +130,6 @@ class Squares:
 def _parts(rows: int, width: int, room: int) -> list[slice]:
     """So many rows of this width at a time that they fit."""
     height = max(1, room // max(1, width))
+    if rows <= height:  # without a range, which would make torch.compile compile again for each N
+        return [slice(0, rows)]
     return [slice(top, min(top + height, rows)) for top in range(0, rows, height)]

@@ -28,7 +28,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     """The loss of each anchor, [N]."""
     u = normalize(contrast.anchors)
     v = u if contrast.keys is None else normalize(contrast.keys)
-    everyone = range(contrast.n)
+    everyone = slice(0, contrast.n)
     left_out = contrast.left_out(everyone, everyone)
 
     negatives, in_batch = [], None

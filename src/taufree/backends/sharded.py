@@ -99,9 +99,13 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
     sizes, queues = ranks.agree(_describe(contrast, link, reduction, backend), contrast.n, queued)
     if backend == "reference":
         return gathered.loss(contrast, link, reduction, ranks, sizes, queues)
+    if contrast.ids is not None:  # in one dtype with those of all ranks, or unsigned ones cannot be compared
+        contrast = replace(contrast, ids=contrast.ids.long())
+    if contrast.labels is not None:
+        contrast = replace(contrast, labels=contrast.labels.long())
     groups = contrast.ids if contrast.labels is None else contrast.labels
     if groups is not None:
-        groups = ranks.gather(groups.long(), sizes, "the ids or labels of all ranks").wait()
+        groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
     weights: Tensor | float | None = {"mean": 1 / sum(sizes), "sum": 1.0, "none": None}[reduction]
     if contrast.labels is not None and groups is not None:
         count, own = how_many(groups) - 1, ranks.span(ranks.rank, sizes)

@@ -128,7 +128,7 @@ class OddsTile:
 
     @staticmethod
     def log(total: Tensor) -> Tensor:
-        return total.log()
+        return total.clamp(min=0).log()  # rounding of pairs with c = -1
 
     def logits(self, among: Tensor) -> Tensor:
         """The logits of the pairs ``among``, 0 elsewhere."""
