@@ -246,6 +246,14 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+def test_an_ascii_terminal_gets_the_table_too(tmp_path):
+    arguments = ["run", "digits", "--links", "free", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path)]
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run([*ENTRY, *arguments], env=environment, capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert rb"mean \xb1 std" in found.stdout
+
+
 def test_figures(tmp_path):
     found = invoke("figures", "--out", str(tmp_path / "figures"))
     assert found.exit_code == 0

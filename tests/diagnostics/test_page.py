@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -119,3 +120,9 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_page_without_figures_carries_no_script(tmp_path: Path) -> None:
     assert "<script" not in Page("a", "b").write(tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_file_name_that_is_no_text_does_not_keep_the_page_from_being_written(tmp_path: Path) -> None:
+    page = Page("A report", "What it answers.")
+    page.text(os.fsdecode(b"caf\xe9"))
+    assert r"caf\udce9" in page.write(tmp_path / "page.html").read_text(encoding="utf-8")

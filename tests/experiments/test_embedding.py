@@ -44,6 +44,11 @@ def test_the_map_has_every_image_in_its_class_and_keeps_classes_apart():
     assert gap > 2 * max(part.std(0).max() for part in (cats, dogs))
 
 
+def test_a_single_image_is_a_map_too():
+    fig = map_figure(arrays(1))
+    assert [len(trace.x) for trace in fig.data] == [1, 0]
+
+
 def test_neighbours_of_another_class_are_framed():
     fig = neighbour_figure(arrays())
     sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))))

@@ -51,6 +51,16 @@ def test_classes_alone_are_split_by_their_names(tmp_path):
     assert names(find_images(tmp_path).val) == names(found.val)
 
 
+def test_hidden_copies_are_no_images(folder):
+    expected = find_images(folder)
+    image = folder / "val" / "flower" / "001.jpg"
+    for hidden in (".ipynb_checkpoints/001-checkpoint.jpg", "._001.jpg"):
+        copy = folder / "train" / "flower" / hidden
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(image.read_bytes())
+    assert find_images(folder) == expected
+
+
 def test_tar_files_hold_the_same_as_their_folder(folder, tmp_path):
     tars = []
     for part, of_class in (("train", "flower"), ("train", "temple"), ("val", "")):

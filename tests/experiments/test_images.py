@@ -116,6 +116,18 @@ def test_every_mode_becomes_three_channels(mode):
         assert np.abs(lines.transpose(0, 2, 1).astype(float) - np.asarray(image)).mean() < 12
 
 
+@pytest.mark.parametrize("kind", ["png", "tiff", "ppm"])
+def test_16_bits_keep_their_greys(kind):
+    greys = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    lines = decode(encoded(Image.fromarray(greys), kind), 160)
+    assert np.array_equal(lines, np.repeat(greys[:, None] // 257, 3, axis=1))
+
+
+def test_floating_point_is_left_out_and_named(folder):
+    Image.fromarray(np.random.default_rng(0).random((40, 40), np.float32)).save(folder / "flower" / "map.tif")
+    assert load_images(find_images(folder), 160).skipped == ("flower/map.tif",)
+
+
 def test_large_images_are_shrunk_and_very_long_ones_cut():
     (image,) = patches([(200, 300)])
     lines = decode(encoded(image), 100)

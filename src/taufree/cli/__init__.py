@@ -8,6 +8,7 @@ Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from taufree.cli.talk import complain
@@ -42,6 +43,8 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """The console entry."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: not all terminals have a plus-minus
     try:
         build()(prog_name="taufree")
     except ModuleNotFoundError as error:

@@ -12,7 +12,8 @@ def write_whole(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        draft.write_text(text, encoding="utf-8")
+        # A name of a file need not be text; what is not is written as \udc.., and the rest is there.
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -28,7 +28,9 @@ def map_figure(arrays: Arrays) -> go.Figure:
     features = arrays["features"].astype(np.float32)
     features /= np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
     perplexity = min(30.0, (len(features) - 1) / 3)
-    places = TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(features)
+    places = np.zeros((len(features), 2))
+    if perplexity:  # a single image has no others to be near to
+        places = TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(features)
     fig = go.Figure()
     for number, name in enumerate(arrays["classes"]):
         mine = places[arrays["labels"] == number]

@@ -152,7 +152,11 @@ def _in_folder(folder: Path, above: Path | None = None) -> dict[str, list[_Place
     """The images of each class, sorted; they are called by their path from ``above`` or else ``folder``."""
     found = {}
     for one in _class_folders(folder):
-        files = sorted(path for path in one.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        files = sorted(
+            path
+            for path in one.rglob("*")
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not _hidden(path.relative_to(one))
+        )
         if not files:
             raise ValueError(f"the class folder {one} holds no images ({', '.join(sorted(SUFFIXES))}).")
         names = [str(path.relative_to(above or folder)) for path in files]
@@ -160,6 +164,11 @@ def _in_folder(folder: Path, above: Path | None = None) -> dict[str, list[_Place
             (path, name, 0, path.stat().st_size) for path, name in zip(files, names, strict=True)
         ]
     return found
+
+
+def _hidden(path: Path) -> bool:
+    """Whether it is in a folder such as .ipynb_checkpoints, with copies of images, or itself such a file."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _class_folders(folder: Path) -> list[Path]:

@@ -68,11 +68,17 @@ def swap_pairs(pairs: list[tuple[str, str]]) -> SwappedPairs:
     return SwappedPairs(quadruples, len(gendered) - len(quadruples))
 
 
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text in UTF-8; str.splitlines would also cut sentences at characters such as U+2028."""
+    with path.open(encoding="utf-8") as file:
+        return list(file)
+
+
 def _read_columns(*paths: Path) -> Iterator[tuple[str, str, str]]:
     if missing := [path.name for path in paths if not path.is_file()]:
         raise ValueError(f"{paths[0].parent} must hold {LAYOUT}, but lacks {', '.join(missing)}.")
     try:
-        premises, hypotheses, labels = (path.read_text(encoding="utf-8").splitlines() for path in paths)
+        premises, hypotheses, labels = (lines_of(path) for path in paths)
     except UnicodeError as error:
         raise ValueError(f"the files of {paths[0].parent} must be text in UTF-8: {error}.") from error
     if not len(premises) == len(hypotheses) == len(labels):

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import nn
 
+from taufree.experiments.language.pairs import lines_of
 from taufree.experiments.language.scoring import Question, Row, Watch, log_probabilities
 
 KINDS = ("stereotype", "anti-stereotype", "unrelated")
@@ -44,14 +45,13 @@ def read_stereoset(path: Path) -> list[Row]:
     if not path.is_file():
         raise ValueError(f"{path} must hold StereoSet's examples, but is not there.")
     try:
-        text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            lines = [json.loads(line) for line in text.splitlines()]
+            lines = [json.loads(line) for line in lines_of(path)]
             rows = [row for row in lines if row["type"] == "intrasentence"]
         else:
             rows = [
                 {**row, **{one["gold_label"]: one["sentence"] for one in row["sentences"]}}
-                for row in json.loads(text)["data"]["intrasentence"]
+                for row in json.loads(path.read_text(encoding="utf-8"))["data"]["intrasentence"]
             ]
         found = [
             {name: row[name] for name in ("target", "bias_type", "context")}
