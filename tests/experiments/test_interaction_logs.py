@@ -86,6 +86,33 @@ def test_times_may_be_dates(tmp_path):
     check(tmp_path / "made", build_sequences(log, tmp_path / "made", core=2))
 
 
+def test_times_may_be_whole_at_first_and_not_later(tmp_path):
+    later = [(user + 3, item, time / 8) for user, item, time in EVENTS]
+    lines = [f"{user},{item},{time}\n" for user, item, time in (*EVENTS * 20, *later)]
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(lines))
+    summary = build_sequences(tmp_path / "log.csv", tmp_path / "made", core=1)
+    assert (summary.kept, summary.notes) == (len(lines) - 1, ())  # user 6 has one interaction alone
+    assert rows_of(tmp_path / "made", "test")[3:] == ["4\t10 11 12\t10", "5\t11 10\t12"]
+
+
+@pytest.mark.parametrize(("item", "dtype"), [("", pl.String), ("", pl.Categorical), (np.nan, pl.Float64)])
+def test_what_names_no_item_is_left_out_and_named(tmp_path, item, dtype):
+    items = pl.Series("item", [item, *(("a", "b", "c") if dtype != pl.Float64 else (1.0, 2.0, 3.0))])
+    pl.DataFrame({"user": [1] * 4, "item": items.cast(dtype), "time": [0, 1, 2, 3]}).write_parquet(
+        tmp_path / "log.parquet"
+    )
+    summary = build_sequences(tmp_path / "log.parquet", tmp_path / "made", core=1)
+    assert summary.kept == 3
+    assert "1 of 4 rows" in summary.notes[0]
+
+
+def test_categories_are_texts_and_can_have_no_spaces(tmp_path):
+    items = pl.Series("item", ["a b", "c", "d"], pl.Categorical)
+    pl.DataFrame({"user": [1] * 3, "item": items, "time": [1, 2, 3]}).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(ValueError, match="must have items without spaces in them for --item, got 'a b'"):
+        build_sequences(tmp_path / "log.parquet", tmp_path / "made", core=1)
+
+
 def test_the_core_is_what_taking_out_one_by_one_leaves():
     draw = np.random.default_rng(0)
     user, item = draw.integers(0, 40, 150), draw.integers(0, 40, 150)

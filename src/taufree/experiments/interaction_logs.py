@@ -7,7 +7,7 @@ of them become the targets of the training and of the test file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,13 @@ def build_sequences(
     frame, first = _read(log)
     given = (("user", user), ("item", item), ("time", time))
     names = [_column(frame, log, kind, name) for kind, name in given]
-    if any(frame[name].dtype.is_numeric() and frame[name].null_count() for name in names[:2]):
-        frame, first = _read(log, names[:2])  # the first ids were numbers, but others may not be
-    frame = frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True))
+    if wider := {
+        name: kind
+        for name, kind in zip(names, (pl.String, pl.String, pl.Float64), strict=True)
+        if frame[name].dtype.is_numeric() and frame[name].null_count()
+    }:
+        frame, first = _read(log, wider)  # what the first rows have, numbers or whole ones, others may not
+    frame = _plain(frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True)))
     frame = frame.with_columns(_moments(frame["time"], log))
     total = frame.height
     frame, notes = _without_gaps(frame, log, first)
@@ -120,11 +124,11 @@ def k_core(user: NDArray[np.int64], item: NDArray[np.int64], k: int) -> NDArray[
     return mask
 
 
-def _read(log: Path, texts: Sequence[str] = ()) -> tuple[pl.DataFrame, int]:
+def _read(log: Path, kinds: Mapping[str, Any] | None = None) -> tuple[pl.DataFrame, int]:
     """The log as it is, and the number of its first row's line; what cannot be read is null.
 
     Args:
-        texts: columns of a CSV or TSV file that are no numbers, even if their first rows look so.
+        kinds: what columns of a CSV or TSV file are, even if their first rows look otherwise.
     """
     options: dict[str, Any] = {"ignore_errors": True, "truncate_ragged_lines": True}
     old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
@@ -138,8 +142,7 @@ def _read(log: Path, texts: Sequence[str] = ()) -> tuple[pl.DataFrame, int]:
         if log.suffix == ".data":
             return pl.read_csv(log, separator="\t", has_header=False, new_columns=old, **options), 1
         separator = "\t" if log.suffix == ".tsv" else ","
-        kinds = dict.fromkeys(texts, pl.String)
-        return pl.read_csv(log, separator=separator, schema_overrides=kinds, **options), 2
+        return pl.read_csv(log, separator=separator, schema_overrides=dict(kinds or {}), **options), 2
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ValueError(f"{log} cannot be read as a table: {str(error).splitlines()[0]}.") from error
 
@@ -153,6 +156,15 @@ def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:
     if (dtype := frame[found[0]].dtype).is_nested():
         raise ValueError(f"{log} must have names, numbers or times in column {found[0]!r}, got {dtype}.")
     return str(found[0])
+
+
+def _plain(frame: pl.DataFrame) -> pl.DataFrame:
+    """Texts, however they are stored, as texts; empty ones, and what is not a number, are gaps."""
+    stored = [name for name, kind in frame.schema.items() if kind in (pl.Categorical, pl.Enum, pl.Binary)]
+    frame = frame.with_columns(pl.col(stored).cast(pl.String, strict=False))
+    return frame.with_columns(
+        pl.col(pl.String).replace("", None), pl.col(pl.Float32, pl.Float64).fill_nan(None)
+    )
 
 
 def _moments(times: pl.Series, log: Path) -> pl.Series:

@@ -12,7 +12,7 @@ DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" 
 def write_columns(folder, premises, hypotheses, labels):
     folder.mkdir(exist_ok=True)
     for name, lines in (("s1", premises), ("s2", hypotheses), ("labels", labels)):
-        (folder / f"{name}.dev").write_text("".join(f"{line} \n" for line in lines))
+        (folder / f"{name}.dev").write_text("".join(f"{line} \n" for line in lines), encoding="utf-8")
 
 
 def test_both_layouts_give_the_entailments_once_each(tmp_path):
@@ -24,6 +24,12 @@ def test_both_layouts_give_the_entailments_once_each(tmp_path):
     (tmp_path / "mnli" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert len(list(read_pairs(tmp_path))) == 5
     assert read_entailments(tmp_path) == [("a", "c"), ("e", "f")]
+
+
+def test_a_sentence_ends_with_its_line_alone(tmp_path):
+    strange = "one\u2028two\x85three\x0cfour"
+    write_columns(tmp_path / "snli", [strange, "b"], ["c", "d"], ["entailment", "neutral"])
+    assert read_entailments(tmp_path) == [(strange, "c")]
 
 
 @pytest.mark.parametrize(
