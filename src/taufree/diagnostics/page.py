@@ -12,10 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from taufree.diagnostics.writing import write_whole
+from taufree.extras import extra
+
+with extra("cli"):
+    import plotly.graph_objects as go
+    from plotly.offline import get_plotlyjs
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _CSS = f"""
