@@ -18,6 +18,7 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise ModuleNotFoundError(
-            f'this part of taufree needs {error.name}: pip install "taufree[{name}]"', name=error.name
+            f'this part of taufree needs {package}: pip install "taufree[{name}]"', name=package
         ) from error
