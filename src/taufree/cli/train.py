@@ -211,7 +211,7 @@ def _result_tables(lines: list[Line], width: int) -> list[Table]:
         if parts[-1] and 1 + sum(map(needed, [first, *parts[-1], name])) > width:
             parts.append([])
         parts[-1].append(name)
-    tables = []
+    tables: list[Table] = []
     for part in parts:
         title = None if tables else f"{lines[0]['recipe']}: mean ± std over seeds, higher is better"
         table = Table(title=title)
