@@ -144,7 +144,7 @@ class Page:
                 "title": None,
             },
         )
-        fig.update_xaxes(automargin=True, title_standoff=8, ticklabelstandoff=4)  # clear of the other axis's 0
+        fig.update_xaxes(automargin=True, title_standoff=8, ticklabelstandoff=4)  # off the other axis's 0
         fig.update_yaxes(automargin=True, title_standoff=8)
         drawing = fig.to_html(
             full_html=False,
