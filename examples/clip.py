@@ -97,7 +97,11 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
     generator = torch.Generator().manual_seed(0)
     model = tiny_clip()
     loss = ClipLoss(use_logit_scale=chosen.use_logit_scale)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]  # norms, biases, logit_scale: no weight decay
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": others, "weight_decay": 0.0}], 1e-3, weight_decay=0.1
+    )
     before = found(model, test)
     for step in range(1, chosen.steps + 1):
         order = torch.randperm(len(train), generator=generator)[: chosen.batch_size].tolist()
@@ -107,7 +111,8 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
         value.backward()
         optimizer.step()
         if step % 50 == 0 or step == chosen.steps:
-            print(f"step {step}: loss {value.item():.3f}, scale {output['logit_scale'].item():.1f}")
+            scale = f", scale {output['logit_scale'].item():.1f}" if chosen.use_logit_scale else ""
+            print(f"step {step}: loss {value.item():.3f}{scale}")
     after = found(model, test)
     print(f"of {len(test)} new combinations find their caption: {before:.0%} before, {after:.0%} after")
     return before, after

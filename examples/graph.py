@@ -4,7 +4,7 @@
     python examples/graph.py --data FOLDER --name Cora    # Planetoid's, read from FOLDER or downloaded to it
     python examples/graph.py --tau 0.5                    # the loss it replaces, for comparison
 
-Needs taufree, torch-geometric and scikit-learn.
+Needs taufree, torch-geometric and scikit-learn: pip install ".[cli,graph]" has them.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python examples/simclr.py --data FOLDER --workers 8   # FOLDER/train/CLASS/*.jpg, FOLDER/val/CLASS/*.jpg
     python examples/simclr.py --tau 0.5                   # the loss it replaces, for comparison
 
-Needs taufree, torchvision and scikit-learn.
+Needs taufree, torchvision and scikit-learn: pip install ".[cli,images]" has them.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """The command line: what it teaches, what it refuses, how it ends."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import taufree
 from taufree.cli import build
+from taufree.cli.train import _result_tables
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1]), "COLUMNS": "120"}
 MAIN = "from taufree.cli import main; main()"
@@ -165,6 +169,25 @@ def test_a_sweep_from_the_shell(tmp_path):
     assert (out / "report.html").exists()
     narrow = CliRunner().invoke(build(), arguments, env={"COLUMNS": "40"})
     assert "…" not in narrow.stdout  # names are not cut off
+
+
+def test_a_table_too_wide_for_the_terminal_goes_on_below(tmp_path):
+    sweep = (Path(__file__).parent.parent / "benchmarks/results/citeseer.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, sweep) if line["settings"]["mask"] == "nt-xent"]
+    wide, narrow = (_shown(lines, width) for width in (140, 80))
+    words = re.findall(r"[\w.]+", wide)
+    assert len(_result_tables(lines, 140)) == 1
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert {"pygcl_micro", "pygcl_macro", "temperature", "67.63"} <= set(words)
+    assert set(re.findall(r"[\w.]+", narrow)) == set(words)  # no word is broken
+    assert "│ learnable tau │ 63.63 ± 1.08 │" in narrow
+
+
+def _shown(lines, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    for table in _result_tables(lines, width):
+        console.print(table)
+    return console.export_text()
 
 
 def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):

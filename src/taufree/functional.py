@@ -155,7 +155,8 @@ def sup_con(
     anchor has one, the loss is 0.
 
     Args:
-        embeddings: [N, D]; for several views of a sample, stack the views and repeat the labels.
+        embeddings: [N, D]; for V views of a sample, [B, V, D], give ``embeddings.flatten(0, 1)`` and
+            ``labels.repeat_interleave(V)``.
         labels: integers, [N].
         link, reduction, gather_distributed, backend: see :func:`info_nce`.
 
@@ -164,6 +165,12 @@ def sup_con(
         >>> round(sup_con(z, torch.tensor([0, 0, 1, 1])).item(), 4)
         0.0302
     """
+    check_float("embeddings", embeddings)
+    if embeddings.dim() == 3:  # as Khosla's own code has them
+        raise ValueError(
+            f"embeddings must have shape [N, D], got {list(embeddings.shape)}: if these are several views of "
+            f"a sample, give embeddings.flatten(0, 1) and labels.repeat_interleave({embeddings.shape[1]})."
+        )
     check_alike(embeddings=embeddings)
     _check_integers("labels", labels, embeddings)
     return _loss(Contrast(embeddings, labels=labels), link, reduction, gather_distributed, backend)

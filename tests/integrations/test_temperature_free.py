@@ -72,6 +72,8 @@ def test_what_it_does_not_know_is_said():
         TypeError, match=r"loss must be a loss of taufree or .*lightly.* got CrossEntropyLoss of torch"
     ):
         temperature_free(torch.nn.CrossEntropyLoss())
+    with pytest.raises(TypeError, match=r"got the class NTXent of taufree\.losses\.$"):
+        temperature_free(taufree.NTXent)
     with pytest.raises(
         TypeError, match=r"loss must be one of DCLLoss, DCLWLoss, NTXentLoss, got BarlowTwinsLoss"
     ):

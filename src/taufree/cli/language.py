@@ -11,7 +11,9 @@ from taufree.cli.talk import bar, need, path, refuse
 
 
 def bias(
-    model: Annotated[str, typer.Argument(help="A masked language model: a name on the hub or a folder.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A masked language model: a name on the hub or a folder.")
+    ],
     data: Annotated[
         Path,
         typer.Option(
@@ -80,7 +82,9 @@ def bias(
 
 
 def pretrain_mlm(
-    model: Annotated[str, typer.Argument(help="An encoder or masked language model: a name or a folder.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An encoder or masked language model: a name or a folder.")
+    ],
     data: Annotated[
         Path,
         typer.Option(

@@ -59,9 +59,12 @@ def figures(
 
 def diagnose(
     file: Annotated[
-        Path, typer.Argument(parser=path, help="Embeddings: .npy, .npz, .safetensors or .parquet.")
+        Path,
+        typer.Argument(parser=path, metavar="FILE", help="Embeddings: .npy, .npz, .safetensors or .parquet."),
     ],
-    second: Annotated[Path | None, typer.Argument(parser=path, help="Their positives, row by row.")] = None,
+    second: Annotated[
+        Path | None, typer.Argument(parser=path, metavar="SECOND", help="Their positives, row by row.")
+    ] = None,
     labels: Annotated[
         Path | None, typer.Option(parser=path, help="Integer labels; rows that share one are positives.")
     ] = None,

@@ -15,7 +15,9 @@ def sequences(
     log: Annotated[
         Path,
         typer.Argument(
-            parser=path, help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV or Parquet file."
+            parser=path,
+            metavar="LOG",
+            help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV or Parquet file.",
         ),
     ],
     out: Annotated[Path, typer.Option(parser=path, help="Folder of the two files; made if it is not there.")],

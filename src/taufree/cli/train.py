@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def run(
     recipe: Annotated[
         str,
-        typer.Argument(help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences."),
+        typer.Argument(
+            metavar="RECIPE",
+            help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences.",
+        ),
     ] = "digits",
     links: Annotated[
         str,
@@ -172,7 +175,8 @@ def run(
         except OSError as error:
             refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show = Console(soft_wrap=True)
-        show.print(_result_table(outcome.lines))
+        for table in _result_tables(outcome.lines, show.width):
+            show.print(table)
         for gap in free_against_best(outcome.lines):
             show.print(str(gap), highlight=False)
         show.print(f"Report: {report}", highlight=False, markup=False)
@@ -191,14 +195,33 @@ def run(
         raise typer.Exit(1)
 
 
-def _result_table(lines: list[Line]) -> Table:
+def _result_tables(lines: list[Line], width: int) -> list[Table]:
+    """The result table; what is too wide for the terminal goes on in further ones, so that no word is cut."""
     from taufree.experiments.report import result_table
 
     rows, stressed = result_table(lines)
-    table = Table(title=f"{lines[0]['recipe']}: mean ± std over seeds, higher is better")
-    for name in rows[0]:
-        words = name in ("link", "metric", "note")
-        table.add_column(name, justify="left" if words else "right", overflow="fold")  # nothing is cut off
-    for number, row in enumerate(rows):
-        table.add_row(*row.values(), style="bold" if number in stressed else None)
-    return table
+    first, *names = rows[0]
+
+    def needed(name: str) -> int:
+        texts = [name, *(row[name] for row in rows)]
+        return max(len(text) for cell in texts for text in (cell.split() if name == "note" else [cell])) + 3
+
+    parts: list[list[str]] = [[]]
+    for name in names:
+        if parts[-1] and 1 + sum(map(needed, [first, *parts[-1], name])) > width:
+            parts.append([])
+        parts[-1].append(name)
+    tables: list[Table] = []
+    for part in parts:
+        title = None if tables else f"{lines[0]['recipe']}: mean ± std over seeds, higher is better"
+        table = Table(title=title)
+        for name in [first, *part]:
+            words = name in ("link", "metric", "note")
+            table.add_column(
+                name, justify="left" if words else "right", overflow="fold"
+            )  # nothing is cut off
+        for number, row in enumerate(rows):
+            cells = [row[name] for name in [first, *part]]
+            table.add_row(*cells, style="bold" if number in stressed else None)
+        tables.append(table)
+    return tables

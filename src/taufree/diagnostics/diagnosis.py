@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
+from taufree.extras import extra
 
 from .anchors import HARDEST
 from .theory import dimension_temperature
+
+with extra("cli"):
+    import numpy as np
 
 OPTIMAL = 0.95
 """An anchor whose positive cosine is below this is non-optimal."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
-import plotly.graph_objects as go
+from taufree.extras import extra
 
 from .anchors import HARDEST
 from .diagnosis import COSINE_EDGES, DEFINITIONS, OPTIMAL, SCALE_EDGES, VANISHED, Diagnosis, Scheme
 from .page import Page
 from .writing import write_whole
+
+with extra("cli"):
+    import numpy as np
+    import plotly.graph_objects as go
 
 # Okabe and Ito's palette, told apart under every common colour blindness; black is kept for free.
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")

@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from taufree import Link, Temperature
+from taufree.extras import extra
 
 from .anchors import TAUS, Measured, blocks, measure, optimum_scale, pieces, schemes
 from .diagnosis import COSINE_EDGES, OPTIMAL, SCALE_EDGES, VANISHED, Diagnosis, Scheme
+
+with extra("cli"):
+    import numpy as np
+    from numpy.typing import NDArray
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

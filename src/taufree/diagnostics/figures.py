@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import numpy as np
-from matplotlib.figure import Figure
+from taufree.extras import extra
 
 from . import theory
+
+with extra("cli"):
+    import matplotlib
+    import numpy as np
+    from matplotlib.figure import Figure
 
 TEMPERATURES = (0.1, 0.25, 0.5, 1.0)
 CANDIDATES = (2, 4, 8, 16)

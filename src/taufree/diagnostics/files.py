@@ -16,16 +16,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow
-import pyarrow.parquet
 import torch
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
+from taufree.extras import extra
+
 from .embeddings import table
+
+with extra("cli"):
+    import numpy as np
+    import pyarrow
+    import pyarrow.parquet
+    from numpy.typing import NDArray
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
 _NEEDED = "needed are 2-D arrays of floating-point embeddings or a 1-D array of integer labels"
 _UNREADABLE = (

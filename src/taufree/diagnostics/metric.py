@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from taufree.extras import extra
 
 from .anchors import TAUS, blocks, measure, schemes
 from .diagnosis import OPTIMAL, VANISHED
+
+with extra("lightning"):
+    from torchmetrics import Metric
 
 
 class ContrastiveDiagnostics(Metric):

@@ -12,10 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-
 from taufree.diagnostics.writing import write_whole
+from taufree.extras import extra
+
+with extra("cli"):
+    import plotly.graph_objects as go
+    from plotly.offline import get_plotlyjs
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _CSS = f"""
@@ -28,15 +30,17 @@ p,ul{{margin:.6rem 0;max-width:46rem}}
 ul{{padding-left:1.25rem}}
 li{{margin:.35rem 0}}
 .lead{{font-size:1.1rem;color:#3e4c59}}
-.scroll{{overflow-x:auto;margin:0 0 .5rem;border:1px solid #d9e2ec;border-radius:6px}}
+.scroll{{overflow-x:auto;margin:0 0 .5rem;border:1px solid #d9e2ec;border-radius:6px;
+background:linear-gradient(to left,#fff 12px,#fff0) right/24px 100% no-repeat local,
+linear-gradient(to left,#1f293340,#1f293300) right/14px 100% no-repeat}}
 table{{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}}
 figcaption{{font-size:.88rem;color:#52606d}}
 th,td{{padding:.45rem .6rem;text-align:left;border-bottom:1px solid #e4e7eb;vertical-align:top}}
-th{{background:#f5f7fa;font-weight:600;min-width:3rem;vertical-align:bottom}}
+th{{background:#1f29330b;font-weight:600;min-width:3rem;vertical-align:bottom}}
 th:first-child{{min-width:7rem}}
 .number{{text-align:right}}
 td.number{{white-space:nowrap}}
-tr.highlight td{{background:#fff7e0;font-weight:600}}
+tr.highlight td{{background:#ffbf001f;font-weight:600}}
 figure{{margin:1rem 0}}
 @media(max-width:600px){{main{{padding:18px 14px 48px}}h1{{font-size:1.45rem}}th,td{{padding:.4rem .5rem}}}}
 """
@@ -82,7 +86,7 @@ class Page:
         highlight: Collection[int] = frozenset(),
         caption: str = "",
     ) -> None:
-        """Add a table that scrolls within its own box where the screen is narrower than it.
+        """Add a table that scrolls within its own box, shaded at the right, where the screen is narrower.
 
         Args:
             rows: one mapping of column name to text per row; the columns stand in the order in which they
@@ -140,7 +144,7 @@ class Page:
                 "title": None,
             },
         )
-        fig.update_xaxes(automargin=True, title_standoff=8)
+        fig.update_xaxes(automargin=True, title_standoff=8, ticklabelstandoff=4)  # off the other axis's 0
         fig.update_yaxes(automargin=True, title_standoff=8)
         drawing = fig.to_html(
             full_html=False,

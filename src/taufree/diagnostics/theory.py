@@ -19,9 +19,12 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainc, betaln, digamma
+from taufree.extras import extra
+
+with extra("cli"):
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+    from scipy.special import betainc, betaln, digamma
 
 Values: TypeAlias = NDArray[np.float64]
 

@@ -53,9 +53,10 @@ def temperature_free(loss: _T) -> _T:
         if module := MODULES.get(base.__module__.partition(".")[0]):
             twin: _T = import_module(f"{__name__}.{module}").temperature_free(loss)
             return twin
+    kind, got = (loss, "the class ") if isinstance(loss, type) else (type(loss), "")
     raise TypeError(
         f"loss must be a loss of taufree or of one of the packages {', '.join(MODULES)}, "
-        f"got {type(loss).__name__} of {type(loss).__module__}."
+        f"got {got}{kind.__name__} of {kind.__module__}."
     )
 
 
