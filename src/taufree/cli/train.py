@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -216,10 +216,8 @@ def _result_tables(lines: list[Line], width: int) -> list[Table]:
         title = None if tables else f"{lines[0]['recipe']}: mean ± std over seeds, higher is better"
         table = Table(title=title)
         for name in [first, *part]:
-            words = name in ("link", "metric", "note")
-            table.add_column(
-                name, justify="left" if words else "right", overflow="fold"
-            )  # nothing is cut off
+            side: Literal["left", "right"] = "left" if name in ("link", "metric", "note") else "right"
+            table.add_column(name, justify=side, overflow="fold")  # nothing is cut off
         for number, row in enumerate(rows):
             cells = [row[name] for name in [first, *part]]
             table.add_row(*cells, style="bold" if number in stressed else None)
