@@ -135,6 +135,11 @@ def test_temperatures_and_dimensions_are_each_others_inverse():
     np.testing.assert_allclose(theory.null_slope(1e6), math.sqrt(8e6 / math.pi), rtol=1e-5)
 
 
+@pytest.mark.parametrize("tau", [1e-3, 1e-8, 1e-100])
+def test_a_tiny_temperature_is_a_vast_dimension(tau):
+    assert theory.temperature_dimension(tau) == pytest.approx(1.5 + np.pi / (8 * tau**2), rel=1e-7)
+
+
 def test_a_temperature_bounds_the_probability_of_the_positive():
     sigmoid_2, sigmoid_20 = 1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-20))
     assert math.exp(-theory.temperature_loss(1.0, 1.0)) == pytest.approx(sigmoid_2, abs=1e-14)
@@ -230,6 +235,10 @@ def test_arguments_broadcast():
         (lambda: theory.temperature_loss(0.5, 0.0), "tau must be positive and finite, but got 0.0."),
         (lambda: theory.vanishing_interval(-1.0), "tau must be positive and finite, but got -1.0."),
         (lambda: theory.free_scale(0.5, 1), "n must be a whole number of at least 2 candidates, but got 1."),
+        (
+            lambda: theory.free_loss(0.5, math.inf),
+            "n must be a whole number of at least 2 candidates, but got inf.",
+        ),
         (lambda: theory.free_loss(0.5, gain=0.4), "gain must be finite and at least 1/2, but got 0.4."),
         (lambda: theory.null_cdf(-1.5, 3), "c must lie between -1 and 1, but got -1.5."),
         (lambda: theory.null_slope(1.5), "nu must be finite and at least 2, but got 1.5."),

@@ -49,6 +49,15 @@ def test_the_memory_bank_is_lightlys():
     assert ours.memory_bank.bank.equal(before)  # an evaluation leaves no trace
 
 
+def test_a_bank_in_float64_keeps_every_digit():
+    found, expected = (
+        kind(0.1, memory_bank_size=(8, 6)).double() for kind in (NTXentLoss, original.NTXentLoss)
+    )
+    for loss in (found, expected):
+        loss(A.double().requires_grad_(), B.double())
+    torch.testing.assert_close(found.memory_bank.bank, expected.memory_bank.bank, rtol=1e-14, atol=1e-14)
+
+
 def test_a_size_alone_takes_the_width_of_the_first_batch():
     loss = NTXentLoss(memory_bank_size=20)
     for _ in range(2):

@@ -76,9 +76,11 @@ def test_the_diagnostics_of_every_third_batch_are_logged(tmp_path):
 
 
 def test_accumulated_batches_count_as_one_step(tmp_path):
-    trainer, _ = fit(Recording, tmp_path, LogDiagnostics(taus=[0.05]), accumulate_grad_batches=2)
+    callback, measured = LogDiagnostics(taus=[0.05]), []
+    callback.metric.register_forward_pre_hook(lambda *_: measured.append(1))
+    trainer, _ = fit(Recording, tmp_path, callback, accumulate_grad_batches=2)
     assert trainer.global_step == 6
-    assert len(logged(trainer, "contrastive/non_optimal_step")) == 2
+    assert len(logged(trainer, "contrastive/non_optimal_step")) == len(measured) == 2
 
 
 def test_a_module_that_shows_no_views_is_told(tmp_path):

@@ -59,6 +59,24 @@ def test_an_anchor_is_no_negative_of_its_own():
     torch.testing.assert_close(CASES["nodes, both views"](InfoNCE()), nt_xent(H1, H2))
 
 
+def test_nor_a_positive_of_its_own():
+    same = (BATCH[:, None] == BATCH).float()
+    found, expected = (
+        DualBranchContrast(InfoNCE(), "L2L", intraview_negs=True)(
+            H1, H2, extra_pos_mask=torch.cat([same, mask], 1)
+        )
+        for mask in (same, same - torch.eye(12))
+    )
+    assert found.isfinite()
+    torch.testing.assert_close(found, expected)
+
+
+def test_weights_are_no_masks():
+    soft = torch.full((12, 12), 0.5)
+    with pytest.raises(ValueError, match=r"^neg_mask must hold zeros and ones"):
+        InfoNCE()(H1, H2, torch.eye(12), soft)
+
+
 def test_the_ways_of_the_free_loss_agree():
     """Masks that the core knows, and the same anchors in two calls of six, which it does not."""
     anchor, sample = H1, torch.cat([H2, H1])

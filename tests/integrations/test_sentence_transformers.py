@@ -11,7 +11,7 @@ from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
 
 from examples.sentences import main, sentences, tiny_model
-from taufree import CalibratedLogOdds, LogOdds, Temperature
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature
 from taufree.integrations import sentence_transformers as integration
 from taufree.integrations.sentence_transformers import (
     CachedMultipleNegativesRankingLoss,
@@ -79,6 +79,31 @@ def test_any_other_link_may_be_set(model):
     assert found.compute_loss_from_embeddings(embeddings, None).isfinite()
     assert found.link.gain > 1
     assert "CalibratedLogOdds" in found.get_config_dict()["link"]
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+def test_a_link_is_measured_and_kept_in_range_for_any_directions(model, columns):
+    plain, other = MultipleNegativesRankingLoss(model), MultipleNegativesRankingLoss(model, **HARDER[0])
+    for loss in (plain, other):
+        loss.link = CalibratedLogOdds()
+        loss.compute_loss_from_embeddings(columns_of(columns), None)
+    assert other.link.moment == plain.link.moment < 1
+    other.link = LearnableTemperature(max_scale=20.0)
+    with torch.no_grad():
+        other.link.log_scale.fill_(9.0)
+    other.compute_loss_from_embeddings(columns_of(columns), None)
+    assert other.link.log_scale.exp().item() == pytest.approx(20.0)
+
+
+def test_a_cached_loss_refuses_to_learn_a_link(model):
+    loss = CachedMultipleNegativesRankingLoss(model)
+    loss.link = LearnableTemperature()
+    chunks = [[column] for column in columns_of(2)]
+    with pytest.raises(ValueError, match=r"^link must have nothing to learn .* got LearnableTemperature"):
+        loss.calculate_loss(chunks, with_backward=True)
+    loss.link.requires_grad_(False)
+    loss.calculate_loss(chunks, with_backward=True)
+    assert chunks[0][0].grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"])
@@ -213,6 +238,8 @@ def test_the_twin_keeps_model_and_settings(model, name):
         assert twin.model is model
         assert twin.scale is None
         assert {key: getattr(twin, key) for key in settings} == settings
+    twin.link = CalibratedLogOdds()
+    assert isinstance(temperature_free(twin).link, CalibratedLogOdds)
 
 
 def test_what_cannot_be_done_is_said(model):

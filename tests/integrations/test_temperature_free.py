@@ -25,6 +25,12 @@ def test_taufrees_own_losses():
     torch.testing.assert_close(found(A, B), taufree.info_nce(A, B, symmetric=True, reduction="sum"))
     kept = temperature_free(taufree.SupCon(link=LogOdds(gain=2.0)))
     assert kept.link.gain == 2.0
+    measured = taufree.NTXent(link=taufree.CalibratedLogOdds())
+    measured(A, B)
+    kept = temperature_free(measured)
+    assert isinstance(kept.link, taufree.CalibratedLogOdds)
+    assert kept.link.moment == measured.link.moment < 1
+    assert isinstance(temperature_free(taufree.NTXent(link=taufree.LearnableTemperature())).link, LogOdds)
 
 
 def cases():

@@ -193,7 +193,8 @@ def temperature_dimension(tau: ArrayLike) -> Values:
         raise ValueError(f"tau must be at most pi/4, that of two dimensions, but got {temperature}.")
     nu: Values = np.maximum(2.0, 1.5 + math.pi / (8 * temperature**2))
     for _ in range(6):
-        rate = (digamma(nu / 2) - digamma((nu - 1) / 2)) / 2
+        # The difference has no digits left for a large nu, where the square root is exact.
+        rate = np.where(nu < 1e6, (digamma(nu / 2) - digamma((nu - 1) / 2)) / 2, 0.5 / (nu - 1.5))
         nu = np.maximum(2.0, nu - np.log(null_slope(nu) * temperature) / rate)
     return nu
 
@@ -271,6 +272,6 @@ def _gain(gain: float) -> float:
 
 
 def _candidates(n: int) -> int:
-    if n != int(n) or n < 2:
+    if not (n >= 2 and n % 1 == 0):  # nor infinity, nor NaN
         raise ValueError(f"n must be a whole number of at least 2 candidates, but got {n}.")
     return int(n)

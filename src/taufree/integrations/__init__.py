@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.links import Link, LogOdds, Temperature
+from taufree.links import CalibratedLogOdds, Link, LogOdds, Temperature
 from taufree.losses import InfoNCE, NTXent, SupCon
 
 MODULES = {  # the package a loss comes from: the file here that has a twin of it
@@ -26,6 +26,8 @@ MODULES = {  # the package a loss comes from: the file here that has a twin of i
     "pytorch_metric_learning": "pytorch_metric_learning",
     "sentence_transformers": "sentence_transformers",
 }
+
+FREE = (LogOdds, CalibratedLogOdds)  # the links that have no temperature
 
 _T = TypeVar("_T")
 
@@ -46,7 +48,7 @@ def temperature_free(loss: _T) -> _T:
     """
     if isinstance(loss, (InfoNCE, NTXent, SupCon)):
         found = copy.deepcopy(loss)
-        if not isinstance(found.link, LogOdds):
+        if not isinstance(found.link, FREE):
             found.link = LogOdds()
         return found
     for base in type(loss).__mro__:

@@ -69,7 +69,7 @@ class NTXentLoss(original.NTXentLoss):
         bank, width = self.memory_bank.bank, out1.shape[1]
         if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
             raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
-        unit = normalize(out1.detach().float(), dim=1)
+        unit = normalize(out1.detach().to(precision.result_dtype(out1)), dim=1)
         negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
         if negatives is None:
             return nt_xent(out0, out1, link=link, gather_distributed=self.gather_distributed)

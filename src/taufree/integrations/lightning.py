@@ -41,12 +41,16 @@ class LogDiagnostics(Callback):
         # Every batch is measured by itself, on the process that has it; Lightning takes the means.
         self.metric = ContrastiveDiagnostics(taus, sync_on_compute=False)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.measured = trainer.global_step  # the step that was measured last
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        every = trainer.log_every_n_steps
-        if not every or trainer.global_step % every:
+        every, step = trainer.log_every_n_steps, trainer.global_step
+        if not every or step % every or step == self.measured:  # while gradients add up, the step stays
             return
+        self.measured = step
         if not isinstance(outputs, dict) or self.key not in outputs:
             got = ", ".join(outputs) if isinstance(outputs, dict) else type(outputs).__name__
             raise ValueError(f"training_step must return a dict with the key {self.key!r}, got {got}.")

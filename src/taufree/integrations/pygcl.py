@@ -19,9 +19,9 @@ class InfoNCE(original.InfoNCE):
     """`GCL.losses.InfoNCE` with ``tau=None`` by default, for SingleBranchContrast and DualBranchContrast.
 
     With ``intraview_negs=True`` DualBranchContrast gives the anchors as negatives too, and by its mask each
-    anchor is a negative of its own. Without a temperature that pair would outweigh all others, so it is left
-    out; with one it stays, as in PyGCL. BootstrapContrast and WithinEmbedContrast give no negatives, so
-    neither loss works there.
+    anchor is a negative of its own, or by an extra mask a positive. Without a temperature that pair would
+    outweigh all others, so it is left out; with one it stays, as in PyGCL. BootstrapContrast and
+    WithinEmbedContrast give no negatives, so neither loss works there.
 
     One positive a row at the same place and every other sample a negative, as in GRACE, is NT-Xent or InfoNCE
     and costs no memory beyond the masks; any other masks are computed densely. A pair in both masks counts
@@ -45,16 +45,19 @@ class InfoNCE(original.InfoNCE):
             if not isinstance(mask, Tensor) or mask.shape != (n, m):
                 found = list(mask.shape) if isinstance(mask, Tensor) else mask
                 raise ValueError(f"{name} must have shape [{n}, {m}], got {found}.")
+            if ((mask != 0) & (mask != 1)).any():
+                raise ValueError(f"{name} must hold zeros and ones, got other numbers as well.")
         link, positives = link_of(self.tau), pos_mask != 0
         candidates = positives | (neg_mask != 0)
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
-        own = candidates[:, n:].diagonal() if intraview else candidates.new_zeros(0)
-        if self.tau is None:
-            own.fill_(False)
+        if intraview and self.tau is None:
+            for mask in (positives, candidates):
+                mask[:, n:].diagonal().fill_(False)
         paired = positives[:, :n].diagonal().all() and positives.sum() == n
         if paired and m == n and candidates.all():
             return info_nce(anchor, sample, link=link)
-        if paired and intraview and not own.any() and candidates.sum() == n * (m - 1):
+        alone = intraview and not candidates[:, n:].diagonal().any()
+        if paired and alone and candidates.sum() == n * (m - 1):
             return nt_xent(anchor, sample[:n], link=link, reduction="none")[:n].mean()
         return masked_losses(anchor, sample, positives, candidates, link).mean()
 

@@ -6,16 +6,19 @@ pairs, as in the library.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from taufree.backends import moments
 from taufree.backends.precision import normalize, result_dtype, similarity
 from taufree.backends.reference import masked_logits
+from taufree.contrast import Contrast
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import link_of, needs, positive
+from taufree.integrations import FREE, link_of, needs, positive
 from taufree.links import Link, LogOdds, Temperature
 
 with needs("sentence-transformers", "sentence_transformers"):
@@ -111,6 +114,12 @@ class CachedMultipleNegativesRankingLoss(_Free, losses.CachedMultipleNegativesRa
         loss = _loss(self, [torch.cat(chunks) for chunks in reps])
         if not kwargs.get("with_backward", False):
             return loss
+        if any(parameter.requires_grad for parameter in self.link.parameters()):
+            # The library scales the embeddings' cached gradients later on, and would not the link's.
+            raise ValueError(
+                "link must have nothing to learn in a cached loss, got "
+                f"{type(self.link).__name__}: freeze it, or use MultipleNegativesRankingLoss."
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -129,6 +138,8 @@ def temperature_free(loss: nn.Module) -> nn.Module:
         raise TypeError(f"loss must be a {known}, got {type(loss).__name__}.")
     kept = inspect.signature(original).parameters.keys() - {"scale"}
     twin: nn.Module = TWINS[original](**{name: getattr(loss, name) for name in kept})
+    if isinstance(link := getattr(loss, "link", None), FREE):
+        twin.link = copy.deepcopy(link)
     return twin
 
 
@@ -167,6 +178,9 @@ def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tens
     if settings.gather_across_devices:
         query, docs = util.all_gather_with_grad(query), [util.all_gather_with_grad(doc) for doc in docs]
         first = n * torch.distributed.get_rank() if len(query) > n else 0
+    hard = torch.cat(docs[1:]) if len(docs) > 1 else None
+    link.project()
+    link = link.calibrate(moments.Measure(Contrast(query, docs[0], queue=hard)))  # on the one sure direction
     everyone, every_doc = normalize(query), normalize(torch.cat(docs))
     rows = torch.arange(n, device=query.device)
     own = (rows + first)[:, None] == torch.arange(len(query), device=query.device)

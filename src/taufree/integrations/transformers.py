@@ -24,6 +24,9 @@ class ContrastiveLoss(nn.Module):
     whatever the sizes, the last incomplete group of an epoch included. Each batch contrasts with itself
     alone: accumulation does not add negatives, :func:`taufree.large_batch.chunked_backward` does.
 
+    The Trainer trains and saves the model's parameters alone. What a link learns or measures is among them if
+    the model holds the loss, ``model.loss = loss``.
+
     Args:
         loss: a loss with the reduction "mean". :class:`taufree.SupCon` gets the labels as well.
         names: the model's outputs that the loss takes, in its order, as names or (of a tuple) positions.
