@@ -6,28 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from lines import EVERY, FREE
-from matplotlib import colormaps
+from lines import EVERY
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pictures import colour, finish
 
-from taufree.experiments.link_names import describe, temperature_of
+from taufree.experiments.link_names import describe
 from taufree.experiments.results import Line
 from taufree.experiments.summary import best_temperature, difference, spreads
-
-COLOURS = {
-    "free": FREE,
-    "gain=2": "#e69f00",
-    "calibrated": "#009e73",
-    "learnable": "#888888",
-    "alternatives:Coarse": "#cc79a7",
-}
-
-
-def colour(link: str) -> str | tuple[float, ...]:
-    """Blue for temperatures, the darker the lower, from 1 to 0.05; other links have their own."""
-    tau = temperature_of(link)
-    return COLOURS[link] if tau is None else colormaps["Blues"](0.35 - 0.5 * np.log10(tau))
 
 
 def overview(tasks: dict[str, tuple[str, Sequence[Line]]], path: Path) -> None:
@@ -47,9 +33,7 @@ def overview(tasks: dict[str, tuple[str, Sequence[Line]]], path: Path) -> None:
         right.set(title=task, xlabel="epoch", ylabel="effective dimension", yscale="log")
         right.set_yticks([1, 2, 4, 8, 16, 32, 64], labels=["1", "2", "4", "8", "16", "32", "64"], minor=False)
         right.minorticks_off()
-        for axes in (left, right):
-            axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    finish(figure, path)
 
 
 def distances(axes: Axes, lines: Sequence[Line], metric: str) -> None:
@@ -80,8 +64,5 @@ def sizes(panels: dict[str, dict[int, Sequence[Line]]], metric: str, path: Path)
         axes.set(xlabel=name, xscale="log")
         axes.set_xticks(sorted(means), labels=[f"{size:,}" for size in sorted(means)])
         axes.minorticks_off()
-        axes.spines[["top", "right"]].set_visible(False)
-    first = figure.axes[0]
-    first.set_ylabel(f"{metric}, %")
-    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=150)
+    figure.axes[0].set_ylabel(f"{metric}, %")
+    finish(figure, path, columns=5)

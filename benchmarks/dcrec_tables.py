@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 
-from calibration_figures import colour
 from lines import head, row
 from matplotlib.figure import Figure
+from pictures import colour, finish
 
 from taufree.experiments.link_names import describe
 from taufree.experiments.recipes.dcrec import DCRecSettings
@@ -117,7 +117,6 @@ def draw(parts: dict[str, list[dict]], path: Path) -> None:
                 axes.plot(gap.mean, height, "o", color=colour(other))
             axes.set_yticks(range(len(found)), [name(other) for other, _ in found])
             axes.set(title=f"{title}: {DRAWN[metric]}", ylim=(-0.6, max(len(found), 1) - 0.4))
-            axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[-1]:
         axes.set_xlabel("free minus this, points, 95 % interval")
-    figure.savefig(path, dpi=150)
+    finish(figure, path)

@@ -14,8 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lines import FREE, head, read, row
+from lines import head, read, row
 from matplotlib.figure import Figure
+from pictures import FREE, finish
 
 from taufree.experiments.report import table_rows
 from taufree.experiments.summary import free_against_best, spreads
@@ -48,9 +49,7 @@ def draw(lines: list[dict], path: Path) -> None:
         axes.set_xticks([float(tau) for tau in taus], taus)
         axes.minorticks_off()
         axes.set(xlabel="temperature", ylabel="% of held-out digits", title=title)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=150)
+    finish(figure, path, columns=2)
 
 
 def train() -> None:

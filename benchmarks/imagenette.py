@@ -18,9 +18,9 @@ from statistics import mean
 
 import numpy as np
 import torch
-from calibration_figures import colour
 from lines import EVERY, complete, head, read, row, stopping, thinned
 from matplotlib.figure import Figure
+from pictures import colour, finish
 from speed import epoch_seconds, part_seconds, seconds, write
 
 from taufree.experiments.augment import Parameters
@@ -125,14 +125,10 @@ def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
             look = {"lw": 2.5, "zorder": 3} if link == "free" else {}
             axes.plot(at, curve - base, marker="o", ms=3, label=describe(link), color=colour(link), **look)
         axes.set(xlabel="epoch", xticks=range(0, epochs + 1, 50))
-        axes.spines[["top", "right"]].set_visible(False)
     left, right = figure.axes
     left.set_ylabel("kNN accuracy, %")
     right.set_ylabel(f"points above {describe(best)}")
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(curves), frameon=False
-    )
-    figure.savefig(path, dpi=150)
+    finish(figure, path, columns=len(curves))
 
 
 def draw_long(lines: list[dict], path: Path) -> None:
@@ -147,12 +143,7 @@ def draw_long(lines: list[dict], path: Path) -> None:
     left.set(xlabel="epoch", ylabel="kNN accuracy, %", ylim=(70, None))
     right.set(xlabel="cosine of a negative pair, last epoch", ylabel="% of the negatives")
     right.set_xticks([-1, -0.5, 0, 0.5, 1])
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=len(lines), frameon=False
-    )
-    figure.savefig(path, dpi=150)
+    finish(figure, path, columns=len(lines))
 
 
 class Noise(Imagenette):

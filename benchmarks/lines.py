@@ -16,8 +16,6 @@ from taufree.experiments.run import Run
 from taufree.experiments.sweep import sweep
 
 EVERY = 20
-FREE = "#d55e00"
-"""The free link's colour in pictures."""
 
 
 def read(path: Path) -> list[dict]:

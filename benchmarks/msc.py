@@ -20,9 +20,9 @@ from statistics import mean, median
 
 import numpy as np
 import torch
-from calibration_figures import colour
 from lines import complete, head, read, row, stopping
 from matplotlib.figure import Figure
+from pictures import colour, finish
 from speed import epoch_seconds, part_seconds, seconds, write
 
 from taufree.experiments.environment import choose_device
@@ -140,11 +140,7 @@ def draw(lines: list[dict], path: Path) -> None:
         axes.plot(at, gains, "o", ms=5, alpha=0.8, mec="none", color=colour(link), label=describe(link))
     axes.set_xticks(range(len(CLASSES)), CLASSES)
     axes.set(xlabel="normal class", ylabel="ROC-AUC, points gained", ylim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(links), frameon=False
-    )
-    figure.savefig(path, dpi=150)
+    finish(figure, path, columns=len(links))
 
 
 class Noise(MSC):
