@@ -41,7 +41,7 @@ from taufree.experiments.results import line_key
 from taufree.experiments.run import Run, run_key
 from taufree.experiments.runner import Training
 from taufree.experiments.simclr import ImageSettings
-from taufree.experiments.summary import Difference, best_temperature, difference, spreads
+from taufree.experiments.summary import best_temperature, difference, spreads
 
 ROOT = Path(__file__).parent.parent
 LINKS = ("0.05", "0.1", "0.25", "0.5", "1", "learnable", "free", "gain=2", "calibrated")
@@ -177,7 +177,11 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         taus = [line["curves"]["temperature_at_zero"][-1] for line in ended]
         tau = f"{mean(taus):.3f}" if min(taus) > 0 else "-"  # 0 stands for a link that is flat there
         gap = None if best is None else difference(lines, task.metric, link, best)
-        cells = [describe(link), str(found[task.metric]), "" if gap is None or link == best else shown(gap)]
+        cells = [
+            describe(link),
+            str(found[task.metric]),
+            "" if gap is None or link == best else gap.brief() + ", within noise" * gap.within_noise,
+        ]
         cells += [" / ".join(f"{x:.3g}" for x in dimension), tau, str(lost)]
         cells += [str(len(ended)), f"{mean(line['seconds'] for line in ended):.1f}"]
         row(*cells)
@@ -228,14 +232,6 @@ def draw(every: list[dict], folder: Path) -> None:
     }
     if all(len(panel) > 1 for panel in panels.values()):
         sizes(panels, "knn", folder / "calibration-sizes.png")
-
-
-def shown(gap: Difference) -> str:
-    if gap.interval is None:
-        return f"{gap.mean:+.2f}"
-    low, high = gap.interval
-    noise = ", within noise" if low <= 0 <= high else ""
-    return f"{gap.mean:+.2f} ({low:+.2f} to {high:+.2f}){noise}"
 
 
 def everywhere(shortfalls: dict[str, dict[str, float]]) -> None:

@@ -79,21 +79,14 @@ def differences(lines: Sequence[dict]) -> None:
     seeds: dict[str, str] = {}
     for metric in SHOWN:
         for words, _, gap in comparisons(lines, metric):
-            rows.setdefault(words, []).append(_cell(gap))
+            clear = gap.interval is not None and not gap.within_noise
+            rows.setdefault(words, []).append(f"**{gap.brief()}**" if clear else gap.brief())
             seeds[words] = str(len(gap.per_seed))
     if rows:
         head("paired difference, 95 % interval", *SHOWN, "seeds")
         for words, cells in rows.items():
             row(words, *cells, seeds[words])
         print("\nBold: 0 is outside. Of 20 such intervals one leaves the true difference out, by chance.")
-
-
-def _cell(gap: Difference) -> str:
-    if gap.interval is None:
-        return f"{gap.mean:+.2f}"
-    low, high = gap.interval
-    bold = "" if low <= 0 <= high else "**"
-    return f"{bold}{gap.mean:+.2f}{bold} ({low:+.2f} to {high:+.2f})"
 
 
 def paper() -> None:

@@ -102,7 +102,7 @@ def test_the_table_of_dcrec_is_of_paired_seeds_and_mixes_no_settings(
     shown = printed(script, [*kept, trial], tmp_path / "lines", monkeypatch, capsys)
     parts = dict(part.split("\n", 1) for part in shown.split("### ")[1:])
     assert list(parts)[:3] == ["Beauty", "Beauty, batches of 512, 2 epochs at most", "Reddit"]
-    cell = " | ".join(["**{0}** ({0} to {0})"] * 7)
+    cell = " | ".join(["**{0} ({0} to {0})**"] * 7)
     for dataset in ("Beauty", "Reddit"):
         for words, gap, seeds in (
             ("free minus tau 0.8", "+1.00", 3),

@@ -173,4 +173,4 @@ def test_without_polars_it_says_what_to_install():
         text=True,
     )
     assert found.returncode == 2
-    assert found.stderr == 'taufree: taufree sequences needs polars: pip install "taufree[rec]"\n'
+    assert found.stderr == 'taufree: this part of taufree needs polars: pip install "taufree[rec]"\n'

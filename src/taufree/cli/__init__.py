@@ -50,5 +50,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("taufree"):
             raise
-        extra = 'taufree[rec]"' in str(error)
-        sys.exit(complain(str(error) if extra else _INSTALL.format(error.name)))
+        told = "pip install" in str(error)
+        sys.exit(complain(str(error) if told else _INSTALL.format(error.name)))

@@ -16,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taufree.experiments.interactions import COLUMNS, left_out
+from taufree.extras import extra
 
-try:
+with extra("rec"):
     import polars as pl
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        'taufree sequences needs polars: pip install "taufree[rec]"', name="polars"
-    ) from error
 
 NAMES = {
     "user": ("user", "user_id", "userid", "session_id"),

@@ -43,6 +43,19 @@ class Difference:
     mean: float
     interval: tuple[float, float] | None
 
+    @property
+    def within_noise(self) -> bool:
+        """Whether the interval has 0 in it; not so where there is none."""
+        return self.interval is not None and self.interval[0] <= 0 <= self.interval[1]
+
+    def brief(self) -> str:
+        """
+        >>> Difference("knn", "free", "0.5", {0: 1.0, 1: 1.2}, 1.1, (-0.17, 2.37)).brief()
+        '+1.10 (-0.17 to +2.37)'
+        """
+        interval = "" if self.interval is None else f" ({self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
+        return f"{self.mean:+.2f}{interval}"
+
     def __str__(self) -> str:
         """
         >>> print(Difference("knn", "free", "0.5", {0: 1.0, 1: 1.2}, 1.1, (-0.17, 2.37)))
@@ -53,7 +66,7 @@ class Difference:
         if self.interval is None:
             return f"{claim} (one seed, so nothing can be said of noise)."
         low, high = self.interval
-        verdict = "within noise" if low <= 0 <= high else f"{first} is {'ahead' if low > 0 else 'behind'}"
+        verdict = "within noise" if self.within_noise else f"{first} is {'ahead' if low > 0 else 'behind'}"
         return f"{claim} (95 % interval {low:+.2f} to {high:+.2f}, {len(self.per_seed)} seeds): {verdict}."
 
 
