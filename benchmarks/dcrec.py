@@ -37,12 +37,15 @@ FIGURE = ROOT / "docs" / "figures" / "dcrec.png"
 
 
 def planned(chosen: argparse.Namespace, device: str) -> list[Run]:
-    """All runs: a few seeds with everything; then the others, the paper's links and the control first."""
+    """All runs: a few seeds with everything; then the others, the paper's links and the control first.
+
+    Runs without ids, which show what ids are for, have these few seeds alone.
+    """
     links = [(link, {}) for link in LINKS]
     main, others = [*links[:2], ("free", {"contrast": 0.0})], links[2:]
     with_twins = [(link, {"ids": False}) for link in LINKS[:2]]
     few, more = range(chosen.seeds)[:FIRST], range(chosen.seeds)[FIRST:]
-    stages = ((few, [*main, *others]), (few, with_twins), (more, main), (more, [*others, *with_twins]))
+    stages = ((few, [*main, *others]), (few, with_twins), (more, main), (more, others))
     order = [
         (seed, dataset, link, other)
         for seeds, kinds in stages
