@@ -21,8 +21,8 @@ def write_shop(folder):
         (folder / f"shop.{part}.inter").write_text("\n".join(text) + "\n")
 
 
-def begun(shop, link="free", seed=0, precision="32-true", **settings):
+def begun(shop, link="free", seed=0, precision="32-true", device="cpu", **settings):
     chosen = DCRecSettings(**{"dataset": str(shop), "epochs": 3, "batch_size": 64, **settings})
     recipe = Recommendation(chosen)
     recipe.load(None)
-    return Training(Run("dcrec", link, seed, chosen, precision), recipe)
+    return Training(Run("dcrec", link, seed, chosen, precision, device), recipe)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import taufree
 from taufree import LogOdds, Temperature
 from taufree.cli import build
-from taufree.experiments.dcrec import divergence
+from taufree.experiments.dcrec import DCRec, divergence
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.run import Run
 from taufree.experiments.runner import train
@@ -114,6 +114,31 @@ def test_nothing_in_a_step_of_the_network_would_wait_for_a_gpu(shop):
     waits = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh"}
     assert not seen.names & waits
     assert {"_sparse_mm_reduce_impl", "native_layer_norm_backward"} <= seen.names
+
+
+def test_the_reading_compiles_to_one_graph_of_the_same_numbers(shop):
+    """As it is done on a GPU; here by the compiler's front half, which needs none."""
+    plain, compiled = (begun(shop, dropout=0.0, precision="64-true") for _ in range(2))
+    compiled.weights.compile_reading(backend="aot_eager", fullgraph=True)
+    losses = [[training.train_epoch() for _ in range(2)] for training in (plain, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+    for mine, other in zip(compiled.weights.parameters(), plain.weights.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are replayed on a CUDA device")
+def test_a_replayed_run_is_a_plain_one(shop, monkeypatch):
+    replayed = begun(shop, dropout=0.0, device="cuda")
+    settle = Recommendation.settle
+    monkeypatch.setattr(Recommendation, "settle", lambda *given: settle(*given) and False)
+    monkeypatch.setattr(DCRec, "compile_reading", lambda model: None)
+    plain = begun(shop, dropout=0.0, device="cuda")
+    for _ in range(4):
+        replayed.train_epoch()
+        plain.train_epoch()
+    assert replayed._step._recordings
+    assert not replayed._step.waits
+    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-3)
 
 
 def walked(model, weights):

@@ -91,7 +91,7 @@ class _Blockwise(torch.autograd.Function):
         else:
             for gradient in gradients:
                 if gradient is not None:
-                    gradient.mul_(upstream)
+                    gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
         cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
             cast = [None if g is None else _Final.apply(g, upstream, *inputs) for g in cast]

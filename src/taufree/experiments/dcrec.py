@@ -8,12 +8,13 @@ without the edges of the batch's own histories, and weighs the contrastive terms
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cosine_similarity, dropout, kl_div
 
 from taufree.experiments.interactions import Interactions
@@ -85,6 +86,7 @@ class DCRec(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
         self.entry_norm, self.graph_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
         self.dropout = nn.Dropout(shape.dropout)
+        self._read_to_train: Callable[..., Tensor] = self._read
         self.fusion = nn.Linear(shape.width, shape.width, bias=False)
         self.attention = nn.Linear(shape.width, 1, bias=False)
         for name, weight in self.named_parameters():
@@ -97,6 +99,22 @@ class DCRec(nn.Module):
             self._keep(part, similar_edges=similar.edges, similar_weights=similar.weights)
             if part == "train":
                 self._keep(part, made=made, samples=samples, walks=walks, readouts=readouts)
+
+    def compile_reading(self, **options: Any) -> None:
+        """Compile what the Transformer does in training, most of a step's many small kernels.
+
+        Args:
+            options: of ``torch.compile``.
+        """
+        read: Callable[..., Tensor] = self._read
+
+        def plainly(*inputs: Tensor, times: int) -> Tensor:
+            # Rows are so short that a fused kernel for attention has little to save: a compiler that sees
+            # what it is made of needs less time.
+            with sdpa_kernel(SDPBackend.MATH):
+                return read(*inputs, times=times)
+
+        self._read_to_train = torch.compile(plainly, dynamic=False, **options)
 
     def _keep(self, part: str, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
@@ -137,7 +155,10 @@ class DCRec(nn.Module):
         slots = one_a_row(end, history.shape[1]) if slots is None else slots
         vectors = self.vectors
         # Training compares the sequence of the score with one that has other dropout.
-        reads = self._read(history, end, slots, vectors, times=2 if self.training else 1)
+        if self.training:
+            reads = self._read_to_train(history, end, slots, vectors, times=2)
+        else:
+            reads = self._read(history, end, slots, vectors, times=1)
         read, sequence = reads[0], reads[-1]
         conformity = read.new_empty(0)
         if self.training:

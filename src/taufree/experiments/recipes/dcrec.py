@@ -177,6 +177,9 @@ class Recommendation(Recipe):
     def settle(self, model: nn.Module, device: torch.device) -> bool:
         # What is judged is the same after every epoch.
         self._judges = {part: self._judge(part, device) for part in self.parts}
+        if device.type == "cuda":
+            network: Any = model
+            network.compile_reading()
         return self.static
 
     def _judge(self, part: str, device: torch.device) -> _Judge:
