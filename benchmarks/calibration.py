@@ -28,7 +28,7 @@ from statistics import mean
 
 import torch
 from calibration_figures import overview, sizes
-from lines import append, complete, head, read, row, stopping, thinned
+from lines import EVERY, append, complete, head, read, row, stopping, thinned
 from torch.utils.benchmark import Timer
 
 from taufree import CalibratedLogOdds, InfoNCE, LogOdds
@@ -69,7 +69,7 @@ class Task:
 
 
 def imagenette(links: tuple[str, ...] = FEW, seeds: int = 1, **changes: int) -> Task:
-    return Task("imagenette", ImageSettings(epochs=100, **changes), "knn", links, seeds)
+    return Task("imagenette", ImageSettings(epochs=100, knn_every=EVERY, **changes), "knn", links, seeds)
 
 
 LONG = DigitsSettings(epochs=600)  # ten times as many
@@ -108,6 +108,17 @@ SIZES = {
 }
 
 
+def telling(settings: dict) -> dict:
+    """The settings that tell runs apart: how often a run is judged on its way changes nothing else of it."""
+    return {name: value for name, value in settings.items() if name != "knn_every"}
+
+
+def small(line: dict) -> dict:
+    """What is kept of a line."""
+    whole = ("knn",) if line["settings"].get("knn_every") == EVERY else ()
+    return {**thinned(line, whole), "settings": telling(line["settings"])}
+
+
 def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
     task = TASKS[name]
     device = choose_device(chosen.device, "32-true")
@@ -137,7 +148,8 @@ def is_untrained(line: dict, task: Task) -> bool:
 
 
 def start_of(run: Run) -> dict:
-    return {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings}
+    settings = telling(run.recorded_settings)
+    return {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": settings}
 
 
 def train(name: str, chosen: argparse.Namespace) -> None:
@@ -150,7 +162,7 @@ def train(name: str, chosen: argparse.Namespace) -> None:
     def failed(run: Run, why: str) -> None:
         append(chosen.results, {**start_of(run), "failed": why})
 
-    complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned, failed=failed)
+    complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=small, failed=failed)
 
 
 def table(name: str, every: list[dict]) -> dict[str, float]:
@@ -193,17 +205,17 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
 
 
 def against_calibrated(name: str, every: list[dict]) -> None:
-    """Markdown: each alternative minus the calibrated link, seed by seed, in all metrics."""
+    """Markdown: each alternative minus the calibrated link, seed by seed, in all it was judged by at last."""
     lines = [line for line in every if belongs(line, TASKS[name]) and "metrics" in line]
     print()
     for metric, link in product(lines[0]["metrics"] if lines else (), TRIED[len(FEW) :]):
-        if gap := difference(lines, metric, link, "calibrated"):
+        if not metric.startswith("best_") and (gap := difference(lines, metric, link, "calibrated")):
             print(f"- {gap}")
 
 
 def belongs(line: dict, task: Task) -> bool:
     """Whether a line is of the task, for which it need not have been trained: tasks share runs."""
-    settings = {**asdict(task.settings), "precision": line["settings"]["precision"]}
+    settings = {**telling(asdict(task.settings)), "precision": line["settings"]["precision"]}
     same = line_key(line) == run_key(task.recipe, line["link"], line["seed"], settings)
     return same and line["link"] in task.links and line["seed"] < task.seeds
 

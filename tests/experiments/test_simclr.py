@@ -11,6 +11,7 @@ from taufree import LogOdds, nt_xent
 from taufree.experiments import image_recipe, simclr
 from taufree.experiments.augment import Parameters, augment
 from taufree.experiments.checkpoint import Checkpoint
+from taufree.experiments.figures import curve_figure
 from taufree.experiments.recipes.images import FolderOfImages
 from taufree.experiments.run import BadInputError, Run
 from taufree.experiments.runner import Training, train
@@ -164,6 +165,19 @@ def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, folder, link):
     assert list(whole["metrics"]) == ["knn", "best_knn", "linear"]
     assert whole["metrics"]["knn"] == whole["curves"]["knn"][-1]
     assert whole["metrics"]["best_knn"] == max(whole["curves"]["knn"])
+
+
+def test_it_is_judged_as_often_as_it_is_told(tmp_path, folder):
+    whole, seldom, never = (train(tiny(folder, knn_every=n), tmp_path / str(n)) for n in (1, 2, 4))
+    assert seldom["curves"]["loss"] == whole["curves"]["loss"]
+    assert seldom["curves"]["knn"] == whole["curves"]["knn"][1:2]
+    assert seldom["metrics"]["best_knn"] == max(whole["curves"]["knn"][1:])
+    assert "knn" not in never["curves"]
+    assert never["metrics"]["best_knn"] == never["metrics"]["knn"] == whole["metrics"]["knn"]
+    (trace,) = curve_figure([seldom], {"knn": "solid"}, "knn").data
+    assert list(trace.x) == [2]
+    with pytest.raises(ValueError, match=r"knn_every must be at least 1, got 0\."):
+        tiny(folder, knn_every=0)
 
 
 def test_images_that_do_not_fit_the_device_are_streamed_to_the_same_result(folder, monkeypatch):

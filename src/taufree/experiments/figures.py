@@ -90,12 +90,13 @@ def curve_figure(
     named = set()
     for link, colour in link_colours(lines).items():
         for curve, dash in curves.items():
-            of_link = [pd.Series(values) for values in _curves(lines, link, curve)]
+            with_curve = [line for line in lines if line["link"] == link and line["curves"].get(curve)]
+            of_link = [_by_epoch(line, curve) for line in with_curve]
             if not of_link:
                 continue
             mean = pd.concat(of_link, axis=1).mean(axis=1)  # where a shorter curve has ended, of the others
             fig.add_scatter(
-                x=list(range(1, len(mean) + 1)),
+                x=mean.index.tolist(),
                 y=mean.tolist(),
                 mode="lines" if len(mean) > 1 else "markers",
                 name=describe(link),
@@ -104,7 +105,7 @@ def curve_figure(
                 line={"color": colour, "dash": dash, "width": 3 if link == "free" else 1.8},
             )
             named.add(link)
-    longest = max((len(trace.x) for trace in fig.data), default=0)
+    longest = max((trace.x[-1] for trace in fig.data), default=0)
     fig.update_xaxes(title="epoch", dtick=1 if longest <= 10 else None)  # no half epochs
     fig.update_yaxes(title=title)
     if log:
@@ -194,6 +195,12 @@ def final_temperature(lines: Sequence[Line], link: str) -> float | None:
     """The mean over seeds of 1 / link'(0) at the end of training; None where one is flat or falls at 0."""
     ended = [curve[-1] for curve in _curves(lines, link, "temperature_at_zero")]
     return float(np.mean(ended)) if ended and min(ended) > 0 else None
+
+
+def _by_epoch(line: Line, curve: str) -> pd.Series[float]:
+    """A curve that not every epoch need have a part in."""
+    values, every = line["curves"][curve], line["settings"].get(f"{curve}_every", 1)
+    return pd.Series(values, index=range(every, every * len(values) + 1, every))
 
 
 def _curves(lines: Sequence[Line], link: str, curve: str) -> list[Any]:

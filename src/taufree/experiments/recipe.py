@@ -159,8 +159,14 @@ class Recipe(ABC):
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         """The loss of one batch."""
 
+    @property
+    def follow_every(self) -> int:
+        """How many epochs are from one :meth:`follow` to the next; a setting ``<name>_every`` for each figure
+        tells those who draw its curve."""
+        return 1
+
     def follow(self, model: nn.Module) -> dict[str, float]:
-        """Figures after each epoch, higher is better: a curve each, and ``best_<name>`` is a metric more."""
+        """Figures after an epoch, higher is better: a curve each, and ``best_<name>`` is a metric more."""
         return {}
 
     def enough(self, curves: Mapping[str, Any]) -> bool:

@@ -172,9 +172,10 @@ class Training:
             self.curves[name].append(value)
         if last:
             self.curves.update(tally.result())
-        for name, value in self._judged(self.recipe.follow).items():
-            self.curves.setdefault(name, []).append(value)
         self.epoch += 1
+        if self.epoch % self.recipe.follow_every == 0:
+            for name, value in self._judged(self.recipe.follow).items():
+                self.curves.setdefault(name, []).append(value)
         return values[0]
 
     def _advance(self, batch: Any) -> tuple[Tensor, Observation]:
@@ -196,7 +197,7 @@ class Training:
         """The recipe's metrics of the model as it is now, and the best epoch of each that was followed."""
         seed_everything(self.run.seed, "evaluation")
         found = self._judged(self.recipe.evaluate)
-        best = {f"best_{name}": max(curve) for name, curve in self.curves.items() if name in found}
+        best = {f"best_{name}": max([now, *self.curves.get(name, [])]) for name, now in found.items()}
         return {name: {**found, **best}[name] for name in self.recipe.metrics}
 
     @torch.no_grad()

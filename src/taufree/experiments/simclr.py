@@ -42,6 +42,7 @@ class ImageSettings(ViewSettings):
         small_stem: a 3 x 3 convolution at full resolution at the network's entry, for images of 32 pixels,
             instead of ImageNet's 7 x 7 one with stride 2 and a max-pool.
         neighbours: how many neighbours vote in the kNN accuracy.
+        knn_every: how many epochs are from one kNN accuracy to the next; on a GPU they take a fifth of a run.
         projection: how many numbers of a view the loss compares.
         together: whether both views of a batch go through the network as one, so that they share the batch
             norms' statistics; LightlySSL sends one after the other.
@@ -53,8 +54,14 @@ class ImageSettings(ViewSettings):
     weight_decay: float = 5e-4
     small_stem: bool = False
     neighbours: int = 200
+    knn_every: int = 1
     projection: int = 128
     together: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.knn_every < 1:
+            raise ValueError(f"knn_every must be at least 1, got {self.knn_every}.")
 
 
 class Encoder(nn.Module):
@@ -138,6 +145,10 @@ class SimCLR(ImageRecipe):
     def embed(self, model: nn.Module, views: Tensor) -> Tensor:
         features: Tensor = model(views)[0]
         return features
+
+    @property
+    def follow_every(self) -> int:
+        return self.settings.knn_every
 
     def follow(self, model: nn.Module) -> dict[str, float]:
         return {"knn": self._knn(*self.features(model))}
