@@ -143,6 +143,16 @@ def test_unreadable(suffix: str, content: bytes, tmp_path: Path) -> None:
         load_embeddings(path)
 
 
+def test_what_is_no_file_of_numpy_is_not_taken_for_python_objects(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    path.write_text("1.0 2.0")
+    with pytest.raises(ValueError, match=r"x.npy cannot be read as .npy: it does not begin like"):
+        load_embeddings(path)
+    np.save(path, np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match=r"it holds Python objects, which need a pickle"):
+        load_embeddings(path)
+
+
 @pytest.mark.parametrize("name", ["x.pkl", "x.pt", "x.PTH"])
 def test_pickles_are_not_opened(name: str, tmp_path: Path) -> None:
     torch.save({"a": torch.tensor(A)}, tmp_path / name)
@@ -193,7 +203,7 @@ def test_two_files_that_hold_too_much(tmp_path: Path) -> None:
         ({"x": [[1.0, 2.0], None], "y": [0, 1]}, "column x has 1 missing values"),
         ({"x": [[1.0, 2.0], [1.0, None]], "y": [0, 1]}, "column x must hold lists of one length"),
         ({"x": [[1.0, 2.0], [1.0, 3.0]], "y": [0, None]}, "column y has 1 missing values"),
-        ({"text": ["a", "b"]}, "x.parquet is empty"),
+        ({"text": ["a", "b"], "x": [1.0, 2.0]}, "x.parquet cannot .* no column has lists of floating-point"),
     ],
 )
 def test_wrong_parquet(columns: dict[str, list[object]], words: str, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def check(folder, summary):
     assert read_interactions(folder).item_count == 3
 
 
-@pytest.mark.parametrize("layout", ["ratings.csv", "log.tsv", "log.parquet", "u.data", "ratings.dat"])
+@pytest.mark.parametrize(
+    "layout", ["ratings.csv", "log.tsv", "LOG.TSV", "log.parquet", "u.data", "ratings.dat"]
+)
 def test_every_layout_gives_the_same_sequences(tmp_path, layout):
     log, out = tmp_path / layout, tmp_path / "made"
     fields = [(user, item, 3.5, time) for user, item, time in EVENTS]
@@ -43,6 +45,15 @@ def test_every_layout_gives_the_same_sequences(tmp_path, layout):
         lines = "".join(between.join(map(str, row)) + "\n" for row in fields)
         log.write_text(lines if layout in ("u.data", "ratings.dat") else head + lines)
     check(out, build_sequences(log, out, core=2))
+
+
+@pytest.mark.parametrize("layout", ["csv", "parquet"])
+def test_a_name_with_brackets_is_that_of_one_file(tmp_path, layout):
+    frame = pl.DataFrame(EVENTS, schema=["user", "item", "time"], orient="row")
+    for name, table in (("log1", frame.head(3)), ("log[1]", frame)):
+        path = tmp_path / f"{name}.{layout}"
+        table.write_csv(path) if layout == "csv" else table.write_parquet(path)
+    check(tmp_path / "made", build_sequences(tmp_path / f"log[1].{layout}", tmp_path / "made", core=2))
 
 
 def test_columns_can_be_named(tmp_path):
@@ -133,6 +144,10 @@ def test_the_core_is_what_taking_out_one_by_one_leaves():
         (["absent.csv"], "absent.csv must be a file of interactions, and there is none."),
         (["ratings.csv", "--core", "0"], "core must be at least 1, got 0."),
         (["ratings.csv", "--core", "9"], "must have users with 9 interactions, and none is left of it."),
+        (
+            ["american.csv"],
+            "none is left of it: 2 of 3 rows of american.csv are malformed and left out: lines",
+        ),
         (["empty.csv"], "empty.csv cannot be read as a table"),
         (["damaged.parquet"], "damaged.parquet cannot be read as a table"),
         (["users.csv"], "users without tabs and line breaks in them for --user, got 'a\\tb'."),
@@ -144,6 +159,9 @@ def test_the_core_is_what_taking_out_one_by_one_leaves():
 def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkeypatch, arguments, sentence):
     monkeypatch.chdir(tmp_path)
     Path("ratings.csv").write_text("user,item,time\n" + "".join(f"{a},{b},{c}\n" for a, b, c in EVENTS))
+    Path("american.csv").write_text(
+        "user,item,time\n" + "".join(f"1,{n},01/{n}/2024\n" for n in (12, 14, 15))
+    )
     Path("empty.csv").write_text("")
     Path("damaged.parquet").write_bytes(b"nothing")
     Path("films.csv").write_text("user,item,id,time,when\n1,Toy Story,7,3,now\n")

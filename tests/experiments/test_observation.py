@@ -95,3 +95,15 @@ def test_pairs_of_one_direction_leave_out_the_own_key_and_pulls_of_the_same_id()
     assert seen.gradient_scale > 0
     rows = torch.nn.functional.normalize(key, dim=-1)
     assert torch.allclose(seen.positive, rows.diagonal()[:2])
+
+
+class Cosine(Link):
+    def logit(self, cosine, gap, rise):
+        return cosine
+
+
+def test_a_link_that_returns_its_cosine_leaves_the_cosines_whole():
+    query, key, ids = torch.eye(4)[:3], torch.eye(4)[:3] + 0.1, torch.tensor([1, 1, 2])
+    seen, same = (observe_pairs(query, key, link, ids=ids) for link in (Cosine(), Temperature(1.0)))
+    assert torch.equal(seen.negative, same.negative)
+    assert seen.gradient_scale.item() == pytest.approx(same.gradient_scale.item())

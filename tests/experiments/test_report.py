@@ -138,6 +138,12 @@ def test_the_accuracy_figure_holds_the_means(lines):
         assert list(traces[f"{name}, where it ended"].y) == pytest.approx([mean[link]])
 
 
+def test_one_seed_has_no_band_and_no_name_for_it_in_the_legend(lines):
+    one = [line for line in lines if line["seed"] == 0]
+    bands = [[t.name for t in accuracy_figure(some, "knn").data if t.fill] for some in (lines, one)]
+    assert bands == [["free, ± 1 std"], []]
+
+
 def test_the_histograms_hold_all_pairs(lines):
     bars = [trace for trace in cosine_figure(lines).data if trace.type == "bar"]
     assert len(bars) == 2 * len(LINKS)

@@ -95,7 +95,8 @@ def _contents(path: Path) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]
     try:
         arrays = _READERS[kind](path)
     except _UNREADABLE as error:
-        reason = "it holds Python objects, which need a pickle" if "pickle" in str(error) else error
+        objects = "Object arrays" in str(error)
+        reason = "it holds Python objects, which need a pickle" if objects else error
         raise ValueError(f"{path} cannot be read as {kind}: {reason}") from error
     tables, labels = [], []
     for key, array in arrays.items():
@@ -115,6 +116,9 @@ def _contents(path: Path) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]
 
 
 def _numpy(path: Path) -> Mapping[str, NDArray[Any]]:
+    with path.open("rb") as file:
+        if not file.read(6).startswith((b"\x93NUMPY", b"PK")):  # NumPy would take it for a pickle
+            raise ValueError("it does not begin like a file of NumPy")
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return {"": loaded}
@@ -141,6 +145,8 @@ def _parquet(path: Path) -> Mapping[str, NDArray[Any]]:
         and kinds.is_floating(field.type.value_type)
     ]
     vectors = [field.name for field in schema if kinds.is_integer(field.type)]
+    if not tables and not vectors:
+        raise ValueError("no column has lists of floating-point numbers, which are embeddings, or integers")
     read = pyarrow.parquet.read_table(path, columns=[*tables, *vectors])
     return {name: _column(name, read[name], name in tables) for name in read.column_names}
 

@@ -33,17 +33,18 @@ def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
     marks = [*(float(link) for link in fixed), *ended.values()] or [0.1, 1.0]
     ends = [min(marks) / 1.3, max(marks) * 1.3]
     if free := found.get("free"):
-        mean, std = free[metric].mean, free[metric].std or 0.0
-        fig.add_scatter(
-            x=[*ends, *reversed(ends)],
-            y=[mean - std] * 2 + [mean + std] * 2,
-            fill="toself",
-            fillcolor="rgba(209,73,91,0.15)",
-            mode="lines",
-            line={"width": 0},
-            hoverinfo="skip",
-            name="free, ± 1 std",
-        )
+        mean, std = free[metric].mean, free[metric].std
+        if std is not None:
+            fig.add_scatter(
+                x=[*ends, *reversed(ends)],
+                y=[mean - std] * 2 + [mean + std] * 2,
+                fill="toself",
+                fillcolor="rgba(209,73,91,0.15)",
+                mode="lines",
+                line={"width": 0},
+                hoverinfo="skip",
+                name="free, ± 1 std",
+            )
         fig.add_scatter(
             x=ends, y=[mean] * 2, mode="lines", name="free", line={"color": colours["free"], "width": 2}
         )

@@ -88,7 +88,8 @@ def build_sequences(
     )
     if not rows.height:
         least = max(core, SHORTEST)
-        raise ValueError(f"{log} must have users with {least} interactions, and none is left of it.")
+        why = "".join(f": {note}" for note in notes) or "."
+        raise ValueError(f"{log} must have users with {least} interactions, and none is left of it{why}")
     out.mkdir(parents=True, exist_ok=True)
     for part, held_out in (("train", 2), ("test", 1)):
         history = pl.col("item").list.head(pl.col("item").list.len() - held_out).list.join(" ")
@@ -127,21 +128,24 @@ def _read(log: Path, kinds: Mapping[str, Any] | None = None) -> tuple[pl.DataFra
     Args:
         kinds: what columns of a CSV or TSV file are, even if their first rows look otherwise.
     """
-    options: dict[str, Any] = {"ignore_errors": True, "truncate_ragged_lines": True}
+    # Without glob: a name with brackets or stars is that of one file.
+    options: dict[str, Any] = {"ignore_errors": True, "truncate_ragged_lines": True, "glob": False}
     old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
+    kind = log.suffix.lower()
     try:
-        if log.suffix == ".parquet":
-            return pl.read_parquet(log), 1
-        if log.suffix == ".dat":  # fields between two colons, which leave an empty column between each other
+        if kind == ".parquet":
+            return pl.read_parquet(log, glob=False), 1
+        if kind == ".dat":  # fields between two colons, which leave an empty column between each other
             table = pl.read_csv(log, separator=":", has_header=False, **options)
             names = dict(zip(table.columns[::2], old, strict=False))
             return table.select(*names).rename(names), 1
-        if log.suffix == ".data":
+        if kind == ".data":
             return pl.read_csv(log, separator="\t", has_header=False, new_columns=old, **options), 1
-        separator = "\t" if log.suffix == ".tsv" else ","
+        separator = "\t" if kind == ".tsv" else ","
         return pl.read_csv(log, separator=separator, schema_overrides=dict(kinds or {}), **options), 2
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{log} cannot be read as a table: {str(error).splitlines()[0]}.") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"{log} cannot be read as a table: {reason}.") from error
 
 
 def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:

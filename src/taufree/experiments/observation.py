@@ -89,7 +89,8 @@ def _observe(positive: Tensor, negative: Tensor, link: Link, left_out: Tensor | 
     gap, rise = 1 - cosine, 1 + cosine
     logits = link.logit(cosine, gap, rise)
     if left_out is not None:
-        logits[:, 1:] = logits[:, 1:].masked_fill(left_out, -torch.inf)
+        # Not in place: a link may return the cosine itself.
+        logits = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(left_out, -torch.inf)], dim=1)
     pull = logits.softmax(-1)
     pull[:, 0] = pull[:, 1:].sum(-1)
     scale = (pull * link.slope(cosine, gap, rise)).sum(-1).mean()
