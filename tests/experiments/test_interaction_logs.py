@@ -90,11 +90,16 @@ def test_ids_may_be_texts_that_begin_like_numbers(tmp_path):
     assert [row.split("\t")[2] for row in rows_of(tmp_path / "made", "test")] == ["B0", "B0"]
 
 
-def test_times_may_be_dates(tmp_path):
+@pytest.mark.parametrize("date", ["{}/3/2024 10:00", "2024-03-{:02} 10:00"])
+def test_times_may_be_dates(tmp_path, date):
     log = tmp_path / "log.csv"
-    dates = [f"{user},{item},{time}/3/2024 10:00" for user, item, time in EVENTS if time <= 30]
-    log.write_text("\n".join(["user,item,time", *dates, "1,10,31/3/2024 10:00"]))
-    check(tmp_path / "made", build_sequences(log, tmp_path / "made", core=2))
+    days = [(user, item, min(time, 31)) for user, item, time in EVENTS]
+    rows = [f"{user},{item},{date.format(day)}" for user, item, day in days]
+    log.write_text("\n".join(["user,item,time", *rows]))
+    summary = build_sequences(log, tmp_path / "made", core=2)
+    check(tmp_path / "made", summary)
+    told = "Times such as '20/3/2024 10:00' are read with the day before the month."
+    assert summary.notes == ((told,) if date.startswith("{") else ())
 
 
 def test_times_may_be_whole_at_first_and_not_later(tmp_path):

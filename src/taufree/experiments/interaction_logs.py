@@ -73,9 +73,12 @@ def build_sequences(
     }:
         frame, first = _read(log, wider)  # what the first rows have, numbers or whole ones, others may not
     frame = _plain(frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True)))
+    as_written = frame["time"].drop_nulls()
     frame = frame.with_columns(_moments(frame["time"], log))
     total = frame.height
     frame, notes = _without_gaps(frame, log, first)
+    if as_written.dtype == pl.String and not as_written.str.contains(r"^\d{4}").any():
+        notes = (*notes, f"Times such as {as_written[0]!r} are read with the day before the month.")
     _check_names(frame["user"], log, r"[\t\r\n]", "tabs and line breaks")
     _check_names(frame["item"], log, r"\s", "spaces")
     who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
@@ -88,7 +91,7 @@ def build_sequences(
     )
     if not rows.height:
         least = max(core, SHORTEST)
-        why = "".join(f": {note}" for note in notes) or "."
+        why = f": {' '.join(notes)}" if notes else "."
         raise ValueError(f"{log} must have users with {least} interactions, and none is left of it{why}")
     out.mkdir(parents=True, exist_ok=True)
     for part, held_out in (("train", 2), ("test", 1)):
