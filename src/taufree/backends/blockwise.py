@@ -156,7 +156,7 @@ class _Engine:
         self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
         self.params = [p for p in inputs[4:] if p is not None]
         self.param_grads = self._no_param_grads()
-        odds = type(link) is LogOdds and link.gain == 1
+        odds = type(link) is LogOdds and link.gain == 1 and not self.params
         self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if odds else SoftmaxTile
 
     @torch.no_grad()
