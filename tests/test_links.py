@@ -134,6 +134,29 @@ def test_a_setting_may_be_made_a_parameter(name, near):
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
 
 
+def replica(module):
+    """As nn.DataParallel makes it, on the same device."""
+    found = module._replicate_for_data_parallel()
+    found._former_parameters = {name: p * 1 for name, p in module._parameters.items()}
+    for name, p in found._former_parameters.items():
+        setattr(found, name, p)
+    return found
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("link", [LearnableTemperature(), Learned()], ids=repr)
+def test_replicas_of_data_parallel_learn(link, backend, reduction):
+    a, b = torch.eye(6, 8) + 0.3, torch.eye(6, 8) + 0.5 * torch.eye(6, 8).roll(1, 1)
+    found = []
+    for make in (copy.deepcopy, replica):
+        original = copy.deepcopy(link)
+        used = make(original)
+        nt_xent(a, b, link=used, backend=backend, reduction=reduction).sum().backward()
+        found.append(next((original if make is replica else used).parameters()).grad)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
+
+
 def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
     monkeypatch.setattr(triton, "_machine", lambda *_: None)
     link = LogOdds()

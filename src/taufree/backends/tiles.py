@@ -167,7 +167,7 @@ class SoftmaxTile:
         self.similarity: tuple[Tensor, Tensor, Tensor] | None = None
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
-        learns = any(True for _ in link.parameters())
+        learns = bool(parameters(link))
         if rise is None and type(link) is Temperature and not learns:  # without the passes for c and 1 + c
             self.logit, self.slope = gap.sub_(1).div_(-link.tau), gap.new_ones(()).div_(link.tau)
         else:
@@ -277,6 +277,12 @@ class Direction:
         self.side.log_z[part] = log_z.where(some, torch.inf)  # or exp(logit) times its grad, 0, is NaN
         self.side.keep[part] = (count != 1).to(log_z.dtype)
         self.side.pull[part] = self.side.grad[part] * share.where(some, 0)
+
+
+def parameters(link: Link) -> list[Tensor]:
+    """A link's parameters; a copy by nn.DataParallel has plain tensors in their place."""
+    copies = [x for part in link.modules() for x in getattr(part, "_former_parameters", {}).values()]
+    return [*link.parameters(), *copies]
 
 
 def link_gradient(
