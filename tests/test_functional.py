@@ -189,6 +189,17 @@ def test_half_precision_inputs_under_the_autocast_of_the_other_half_dtype(dtype)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_labels_from_inference_mode(backend):
+    with torch.inference_mode():
+        key, ids = rows(7, seed=1) * 2, torch.arange(7) // 2
+    query = rows(7).requires_grad_()
+    losses = [info_nce(query, k, ids=i, backend=backend) for k, i in ((key, ids), (key.clone(), ids.clone()))]
+    assert torch.equal(*losses)
+    assert torch.equal(*(torch.autograd.grad(loss, query)[0] for loss in losses))
+    assert not sup_con(key, ids, backend=backend).requires_grad
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_layout_does_not_matter(backend):
     a, b = rows(6), rows(6, seed=1)
     apart = torch.zeros(12, 16)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree.backends import triton
+from taufree.contrast import Contrast
 
 
 class Cubic(Link):
@@ -105,6 +107,64 @@ def test_two_losses_may_share_a_learned_link_before_one_backward(backend):
     a, b = torch.randn(4, 3), torch.randn(4, 3)
     (info_nce(a, b, link=link, backend=backend) + info_nce(b, a, link=link, backend=backend)).backward()
     assert link.log_scale.grad.isfinite()
+
+
+def test_the_learned_scale_may_be_there_when_torch_func_differentiates():
+    link, b = LearnableTemperature(), torch.eye(3, 4) + 0.5
+    link.log_scale.data.fill_(9.0)
+    gradient = torch.func.grad(lambda a: nt_xent(a, b, link=link))(torch.eye(3, 4))
+    a = torch.eye(3, 4, requires_grad=True)
+    nt_xent(a, b, link=Temperature(0.01)).backward()
+    torch.testing.assert_close(gradient, a.grad)
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("name", ["gain", "tau"])
+def test_a_setting_may_be_made_a_parameter(name, near):
+    """Both in plain tiles and in those with a close pair."""
+    found = []
+    for backend in ("reference", "blockwise"):
+        link = LogOdds() if name == "gain" else Temperature(0.5)
+        setattr(link, name, torch.nn.Parameter(torch.tensor(getattr(link, name))))
+        a, b = torch.eye(6, 8) + 0.3, torch.eye(6, 8) + 0.5 * torch.eye(6, 8).roll(1, 1)
+        b[3] = a[4] if near else b[3]
+        nt_xent(a, b, link=link, backend=backend).backward()
+        found.append(getattr(link, name).grad)
+    assert found[0] != 0
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
+
+
+def replica(module):
+    """As nn.DataParallel makes it, on the same device."""
+    found = module._replicate_for_data_parallel()
+    found._former_parameters = {name: p * 1 for name, p in module._parameters.items()}
+    for name, p in found._former_parameters.items():
+        setattr(found, name, p)
+    return found
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("link", [LearnableTemperature(), Learned()], ids=repr)
+def test_replicas_of_data_parallel_learn(link, backend, reduction):
+    a, b = torch.eye(6, 8) + 0.3, torch.eye(6, 8) + 0.5 * torch.eye(6, 8).roll(1, 1)
+    found = []
+    for make in (copy.deepcopy, replica):
+        original = copy.deepcopy(link)
+        used = make(original)
+        nt_xent(a, b, link=used, backend=backend, reduction=reduction).sum().backward()
+        found.append(next((original if make is replica else used).parameters()).grad)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
+
+
+def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
+    monkeypatch.setattr(triton, "_machine", lambda *_: None)
+    link = LogOdds()
+    contrast = Contrast(torch.eye(4))
+    assert triton.supported(contrast, link) is None
+    link.gain = torch.nn.Parameter(torch.tensor(1.0))
+    assert "not a parameter of LogOdds" in triton.supported(contrast, link)
+    assert triton.supported(contrast, LearnableTemperature()) is None
 
 
 @pytest.mark.parametrize("link", [LogOdds(2.0, 1e-3), Temperature(0.2), LearnableTemperature(0.5, 10.0)])

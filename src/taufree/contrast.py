@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -50,6 +50,13 @@ class Contrast:
     @property
     def n(self) -> int:
         return self.anchors.shape[0]
+
+    def out_of_inference(self) -> Contrast:
+        """The same with copies of what was made in inference mode, which no backward can keep."""
+        made_there: dict[str, Any] = {
+            name: x.clone() for name, x in vars(self).items() if isinstance(x, Tensor) and x.is_inference()
+        }
+        return replace(self, **made_there) if made_there else self
 
     def left_out(self, rows: Span, cols: Span) -> Tensor | None:
         """Boolean [rows, cols]: which keys are no negatives of the anchor; None if all of them are.

@@ -194,6 +194,8 @@ def _loss(
     contrast: Contrast, link: Link | None, reduction: str, gather_distributed: bool, backend: str
 ) -> Tensor:
     link = check_options(link, reduction, backend)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        contrast = contrast.out_of_inference()
     link.project()
     if gather_distributed and distributed.active():
         return sharded.loss(contrast, link, reduction, backend)

@@ -240,8 +240,13 @@ class LearnableTemperature(Link):
         return self._scale(cosine).expand_as(cosine)
 
     def project(self) -> None:
-        with torch.no_grad():
-            self.log_scale.clamp_(max=math.log(self.max_scale))
+        try:
+            with torch.no_grad():
+                self.log_scale.clamp_(max=math.log(self.max_scale))
+        except RuntimeError as error:
+            # torch.func lets nothing change that it was not given; the formula caps the scale as well
+            if "captured Tensor" not in str(error):
+                raise
 
     def _scale(self, like: Tensor) -> Tensor:
         t = self.log_scale.to(like, copy=True)  # a copy, for project() may change it before backward

@@ -7,6 +7,7 @@ import torch
 
 from taufree import InfoNCE, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
+from taufree.backends.precision import float32_products
 from taufree.backends.tiles import keep_freed_memory
 from tests.largest import Largest
 
@@ -259,6 +260,54 @@ def test_the_matmul_precision_setting_does_not_reach_the_loss(precision, backend
     try:
         torch.testing.assert_close(info_nce(a, b, backend=backend), expected, rtol=0, atol=0)
         assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
+
+@pytest.mark.skipif(not NEWER, reason="this PyTorch has only the older setting")
+@pytest.mark.parametrize(
+    "settings", [{"": "tf32"}, {"cuda": "tf32"}, {"mkldnn": "bf16"}, {"": "tf32", "cuda": "ieee"}, {}]
+)
+def test_the_newer_precision_setting_stays_and_does_not_reach_the_loss(settings):
+    everything, cuda, mkldnn = (
+        torch.backends,
+        torch.backends.cuda.matmul,
+        torch.backends.mkldnn.matmul,
+    )
+    places = {"": everything, "cuda": cuda, "mkldnn": mkldnn}
+    a, b = rows(300, 32).requires_grad_(), rows(300, 32, seed=1)
+    expected = info_nce(a, b, backend="blockwise")
+    for place in places.values():
+        place.fp32_precision = "none"
+    try:
+        for name, value in settings.items():
+            places[name].fp32_precision = value
+        before = [place.fp32_precision for place in places.values()]
+        loss = info_nce(a, b, backend="blockwise")
+        loss.backward()
+        torch.testing.assert_close(loss, expected, rtol=0, atol=0)
+        assert [place.fp32_precision for place in places.values()] == before
+        everything.fp32_precision = "tf32"  # reaches what was not set by itself
+        assert cuda.fp32_precision == settings.get("cuda", "tf32")
+    finally:
+        for place in places.values():
+            place.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_threads_leave_the_matmul_precision_as_it_was():
+    first, second = float32_products("highest"), float32_products("highest")
+    torch.set_float32_matmul_precision("high")
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.get_float32_matmul_precision() == "highest"  # the second is still at work
+        second.__exit__(None, None, None)
+        assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
 

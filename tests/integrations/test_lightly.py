@@ -102,6 +102,14 @@ def test_wrong_views_are_named_as_the_user_names_them(loss):
         loss(A[0], B[0])
 
 
+def test_a_bank_made_by_an_evaluation_can_be_trained_with():
+    loss = NTXentLoss(memory_bank_size=12)
+    with torch.inference_mode():
+        loss(A.detach(), B.detach())
+    loss(A, B.detach()).backward()
+    assert loss.memory_bank.bank_ptr.item() == 9
+
+
 def test_keys_that_do_not_fit_leave_the_bank_as_it_is():
     loss = NTXentLoss(memory_bank_size=(20, 6))
     before = loss.memory_bank.bank.clone()

@@ -85,6 +85,17 @@ def test_cross_batch_memory(ours, theirs):
 
 
 @BOTH
+@pytest.mark.parametrize("labels", [LABELS, PAIRS, PAIRS.flip(0).roll(3)])
+def test_single_losses_come_in_the_librarys_order(ours, theirs, labels):
+    found, expected = (
+        loss(0.1, reducer=reducers.DoNothingReducer())(Z, labels)["loss"] for loss in (ours, theirs)
+    )
+    torch.testing.assert_close(found["losses"].squeeze(), expected["losses"].squeeze(), rtol=1e-4, atol=1e-5)
+    for one, other in zip(found["indices"], expected["indices"], strict=True):
+        assert torch.equal(one, other)
+
+
+@BOTH
 def test_self_supervised(ours, theirs):
     a, b = rows(9, 6), rows(9, 6, seed=1)
     for options in ({}, {"symmetric": False}):

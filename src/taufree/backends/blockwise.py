@@ -32,6 +32,7 @@ from taufree.backends.tiles import (
     SoftmaxTile,
     keep_freed_memory,
     link_gradient,
+    parameters,
 )
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
@@ -51,7 +52,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     if isinstance(weights, float):
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
-    params = [p for p in link.parameters() if p.requires_grad]
+    params = [p for p in parameters(link) if p.requires_grad]
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
     if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
         inputs = tuple(None if x is None else x.detach() for x in inputs)
@@ -116,7 +117,7 @@ def values_of(params: Sequence[Tensor]) -> list[Tensor]:
 
 def check_unchanged(link: Link, params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Raises unless the link, asked again by the backward, still has the parameters of the forward."""
-    now = {id(p) for p in link.parameters()}
+    now = {id(p) for p in parameters(link)}
     for p, value in zip(params, values, strict=True):
         alike = (p.dtype, p.device, p.shape) == (value.dtype, value.device, value.shape)
         if id(p) not in now or not alike or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
@@ -156,7 +157,7 @@ class _Engine:
         self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
         self.params = [p for p in inputs[4:] if p is not None]
         self.param_grads = self._no_param_grads()
-        odds = type(link) is LogOdds and link.gain == 1
+        odds = type(link) is LogOdds and link.gain == 1 and not self.params
         self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if odds else SoftmaxTile
 
     @torch.no_grad()

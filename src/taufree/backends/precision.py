@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +21,56 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+_lock = threading.Lock()
+_asked: dict[object, str] = {}  # the precisions asked for by those inside, the latest last
+_restore: list[Callable[[], None]] = []  # what to do when the last one leaves
+
+
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """float32 matrix products as ``torch.set_float32_matmul_precision`` says; as before afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    """float32 matrix products as ``torch.set_float32_matmul_precision`` says; as before afterwards.
+
+    The setting is the whole process's: of several threads inside, the first one finds it and the last one
+    brings it back.
+    """
+    me = object()
+    with _lock:
+        if not _asked:
+            _restore.append(_products())
+        _asked[me] = precision
+        torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
+        with _lock:
+            del _asked[me]
+            if _asked:
+                torch.set_float32_matmul_precision(list(_asked.values())[-1])
+            else:
+                _restore.pop()()
+
+
+def _products() -> Callable[[], None]:
+    """What brings float32 matrix products back to how they are now.
+
+    Newer PyTorch has ``fp32_precision`` for each library. The older functions change it too, and cannot tell
+    the setting where the libraries differ.
+    """
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        before = "highest"
+    libraries: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    own = [(library, library.fp32_precision) for library in libraries if hasattr(library, "fp32_precision")]
+
+    def restore() -> None:
         torch.set_float32_matmul_precision(before)
+        for library, value in own:
+            library.fp32_precision = "none"  # which follows the setting for all of PyTorch
+            if library.fp32_precision != value:
+                library.fp32_precision = value
+
+    return restore
 
 
 @contextmanager

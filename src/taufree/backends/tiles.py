@@ -167,14 +167,15 @@ class SoftmaxTile:
         self.similarity: tuple[Tensor, Tensor, Tensor] | None = None
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
-        if rise is None and type(link) is Temperature:  # without the passes that make c and 1 + c
+        learns = bool(parameters(link))
+        if rise is None and type(link) is Temperature and not learns:  # without the passes for c and 1 + c
             self.logit, self.slope = gap.sub_(1).div_(-link.tau), gap.new_ones(()).div_(link.tau)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
             # In the tile's dtype: a link with float64 parameters, say, may give another.
             self.slope = link.slope(cosine, gap, rise).to(gap.dtype)
             self.logit = link.logit(cosine, gap, rise).to(gap.dtype, copy=True)
-            if any(True for _ in link.parameters()):
+            if learns:
                 self.similarity = (cosine, gap, rise)
         if left_out is not None:
             left_out.fill(self.logit, -torch.inf)
@@ -276,6 +277,12 @@ class Direction:
         self.side.log_z[part] = log_z.where(some, torch.inf)  # or exp(logit) times its grad, 0, is NaN
         self.side.keep[part] = (count != 1).to(log_z.dtype)
         self.side.pull[part] = self.side.grad[part] * share.where(some, 0)
+
+
+def parameters(link: Link) -> list[Tensor]:
+    """A link's parameters; a copy by nn.DataParallel has plain tensors in their place."""
+    copies = [x for part in link.modules() for x in getattr(part, "_former_parameters", {}).values()]
+    return [*link.parameters(), *copies]
 
 
 def link_gradient(

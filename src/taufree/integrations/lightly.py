@@ -64,7 +64,8 @@ class NTXentLoss(original.NTXentLoss):
         link = link_of(self.temperature)
         if self.size_without_width:
             size = (self.size_without_width, out1.shape[1])
-            self.memory_bank = MemoryBankModule(size, self.gather_distributed).to(out1.device)
+            with torch.inference_mode(False):  # a trainer's first call may be an evaluation
+                self.memory_bank = MemoryBankModule(size, self.gather_distributed).to(out1.device)
             self.size_without_width = 0
         bank, width = self.memory_bank.bank, out1.shape[1]
         if bank.dim() == 2 and len(bank) and bank.shape[1] != width:

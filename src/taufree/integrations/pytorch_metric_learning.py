@@ -117,7 +117,9 @@ class NTXentLoss(_Free, original.NTXentLoss):
         order = groups.argsort()
         first, second = order[::2], order[1::2]
         losses = nt_xent(embeddings[first], embeddings[second], link=link, reduction="none")
-        return losses, (torch.cat([first, second]), torch.cat([second, first]))
+        anchors, positives = torch.cat([first, second]), torch.cat([second, first])
+        by_anchor = anchors.argsort()  # the library's order of pairs
+        return losses[by_anchor], (anchors[by_anchor], positives[by_anchor])
 
     def some_pairs(
         self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs, link: Link

@@ -38,6 +38,8 @@ def supported(contrast: Contrast, link: Link) -> str | None:
         return f"the kernels take up to {LARGEST} columns, got {contrast.anchors.shape[1]}."
     if type(link) not in (LogOdds, TensorGain, CalibratedLogOdds, Temperature, LearnableTemperature):
         return f"the kernels know the links of this library, not {type(link).__name__}."
+    if type(link) is not LearnableTemperature and any(p.requires_grad for p in link.parameters()):
+        return f"the kernels learn a LearnableTemperature, not a parameter of {type(link).__name__}."
     finest = FINEST[all(x.dtype.itemsize == 2 for x in inputs)]
     if isinstance(link, LogOdds | CalibratedLogOdds) and link.resolution < finest:
         return f"the kernels need a resolution of at least {finest:g} here, got {link.resolution:g}."

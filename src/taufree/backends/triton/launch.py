@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from taufree.backends.precision import float32_products
 from taufree.backends.triton import tile_kernels
 from taufree.backends.triton.rows import EXP, ODDS, Link, Mode, Rows, Upstream
 from taufree.backends.triton.start import start
@@ -169,14 +169,6 @@ def _add_product(out: Tensor, a: Tensor, rest: Tensor | None, b: Tensor, mode: M
         torch.addmm(out, a, b, out_dtype=torch.float32, beta=0 if fresh else 1, out=out)
 
 
-@contextmanager
-def library_precision(mode: Mode) -> Iterator[None]:
+def library_precision(mode: Mode) -> AbstractContextManager[None]:
     """Float32 products in TF32, for operands that TF32 holds exactly; autocast leaves in-place ones alone."""
-    before = torch.get_float32_matmul_precision()
-    if mode.tf32:
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        if mode.tf32:
-            torch.set_float32_matmul_precision(before)
+    return float32_products("high") if mode.tf32 else nullcontext()
