@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from speed import epoch_seconds, part_seconds, seconds
 
-from taufree.backends.precision import float32_products
 from taufree.experiments.catalogue_loss import catalogue_loss
 from taufree.experiments.environment import hardware, versions
 from taufree.experiments.item_graphs import spread
@@ -31,7 +30,7 @@ def measure(settings: DCRecSettings, data: Path | None, device: str, repeats: in
     took["host, 20 batches"] = elapsed(lambda: batches.extend(islice(draws, 20)))
     batch = training.fabric.to_device(batches[0])
     training.model.train()
-    with float32_products(training.products):
+    with training.products():
         took["step"] = seconds(lambda: training._step(batch), device, repeats)
         took |= part_seconds(parts(training, batch), device, repeats)
     took["validation"] = seconds(lambda: training._judged(recipe.follow), device, 3)

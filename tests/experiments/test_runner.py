@@ -238,8 +238,8 @@ def test_rounded_products_are_for_recipes_that_ask_and_gpus_alone():
     recipe = Asking(DigitsSettings(epochs=1, batch_size=512))
     recipe.load(None)
     training = Training(Run("digits", "free", 0, recipe.settings), recipe)
-    assert training.products == "highest"
-    training.products = "high"  # as it is on a GPU
+    assert not training.tf32
+    training.tf32 = True  # as it is on a GPU
     training.train_epoch()
     assert set(seen) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"

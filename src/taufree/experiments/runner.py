@@ -14,6 +14,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,7 @@ class Training:
         still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
         # Nor would what ranks tell each other of their sizes.
         self._replayed = still and self.fabric.device.type == "cuda" and not several
-        tf32 = recipe.tf32 and self.fabric.device.type == "cuda"
-        self.products = "high" if tf32 else torch.get_float32_matmul_precision()
+        self.tf32 = recipe.tf32 and self.fabric.device.type == "cuda"
         self._step = Replayed(self._advance) if self._replayed else self._advance
         self._fit(self.optimizer.param_groups)
         self.model.eval()
@@ -155,7 +155,7 @@ class Training:
         for batch in self.recipe.batches(self.epoch, generator):
             if ranks.world() > 1:
                 batch = ranks.own_rows(batch, ranks.rank(), ranks.world())
-            with float32_products(self.products):
+            with self.products():
                 row, seen = self._step(self.fabric.to_device(batch))
             if self.scheduler is not None:
                 self.scheduler.step()
@@ -177,6 +177,10 @@ class Training:
             for name, value in self._judged(self.recipe.follow).items():
                 self.curves.setdefault(name, []).append(value)
         return values[0]
+
+    def products(self) -> AbstractContextManager[None]:
+        """Float32 matrix products as the recipe wants them."""
+        return float32_products("high") if self.tf32 else nullcontext()
 
     def _advance(self, batch: Any) -> tuple[Tensor, Observation]:
         """One step of training: loss, mean positive and negative cosine, gradient scale and mean squared
@@ -203,7 +207,7 @@ class Training:
     @torch.no_grad()
     def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
         self.model.eval()
-        with float32_products(self.products):
+        with self.products():
             figures = {name: float(value) for name, value in judge(self.model).items()}
         for name, value in figures.items():
             if not math.isfinite(value):
