@@ -72,6 +72,7 @@ def test_free_forms_with_a_gain_are_the_softmax(gain):
 
 
 DIMENSIONS = (2, 2.5, 3, 4, 7.3, 39, 128, 1000)
+VAST_DIMENSIONS = (300, 1e4, 1e6, 1e8)
 
 
 @pytest.mark.parametrize("nu", DIMENSIONS)
@@ -126,11 +127,29 @@ def test_random_directions_by_drawing_them(nu):
     assert (cosine**2).mean() == pytest.approx(1 / nu, rel=0.02)
 
 
+@pytest.mark.parametrize("nu", VAST_DIMENSIONS)
+def test_vast_dimensions_keep_their_digits(nu):
+    """Cosines as wide as they are in nu dimensions: s standard deviations from 0, by quadrature."""
+    with mpmath.workdps(30):
+        slope = 4 * mpmath.gammaprod([mpmath.mpf(nu) / 2], [mpmath.mpf(1) / 2, (mpmath.mpf(nu) - 1) / 2])
+        assert theory.null_slope(nu) == pytest.approx(float(slope), rel=1e-14)
+
+        def density(c):
+            return slope / 4 * mpmath.exp((mpmath.mpf(nu) - 3) / 2 * mpmath.log1p(-c * c))
+
+        for s in (0.1, 0.6, 1, 3, 8):
+            c = s / math.sqrt(nu)
+            y = 2 * mpmath.quad(density, [s / mpmath.sqrt(nu) * part / 8 for part in range(9)])
+            odds = mpmath.log((1 + y) / (1 - y))
+            assert theory.null_density(c, nu) == pytest.approx(float(density(mpmath.mpf(c))), rel=1e-13)
+            assert theory.null_log_odds(c, nu) == pytest.approx(float(odds), rel=2e-14)
+
+
 def test_temperatures_and_dimensions_are_each_others_inverse():
-    nu = np.geomspace(2, 1e6, 1001)
+    nu = np.geomspace(2, 1e9, 1001)
     tau = theory.dimension_temperature(nu)
     assert (np.diff(tau) < 0).all()
-    np.testing.assert_allclose(theory.temperature_dimension(tau), nu, rtol=1e-8)
+    np.testing.assert_allclose(theory.temperature_dimension(tau), nu, rtol=1e-12)
     assert theory.temperature_dimension(math.pi / 4) == pytest.approx(2)
     np.testing.assert_allclose(theory.null_slope(1e6), math.sqrt(8e6 / math.pi), rtol=1e-5)
 

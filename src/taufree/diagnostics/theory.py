@@ -24,7 +24,7 @@ from taufree.extras import extra
 with extra("cli"):
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
-    from scipy.special import betainc, betaln, digamma
+    from scipy.special import betainc, betaincc, betaln, digamma, xlog1py, xlogy
 
 Values: TypeAlias = NDArray[np.float64]
 
@@ -129,8 +129,7 @@ def null_density(c: ArrayLike, nu: ArrayLike) -> Values:
     0.500, 4.487
     """
     x, a = _any_cosine(c), _half(nu)
-    with np.errstate(divide="ignore"):
-        density: Values = ((1 - x) * (1 + x)) ** (a - 1) * np.exp(-betaln(0.5, a))
+    density: Values = np.exp(_power(x, a - 1) - _log_beta(a))
     return density
 
 
@@ -167,7 +166,7 @@ def null_slope(nu: ArrayLike) -> Values:
     >>> print(f"{null_slope(3):.4f}, {null_slope(128):.4f}")
     2.0000, 17.9480
     """
-    slope: Values = 4 * np.exp(-betaln(0.5, _half(nu)))
+    slope: Values = 4 * np.exp(-_log_beta(_half(nu)))
     return slope
 
 
@@ -206,7 +205,8 @@ def _log_tail(x: Values, a: Values) -> Values:
     z = 1-x^2, has few terms: z^a < 1e-280 means that 0.06 a of them suffice.
     """
     z = (1 - x) * (1 + x)
-    tail: Values = betainc(a, 0.5, z)
+    # A z next to 1 is rounded, and a large a makes much of it.
+    tail: Values = np.where(x < 0.5, betaincc(0.5, a, x * x), betainc(a, 0.5, z))
     far = (tail < 1e-280) & (z > 0)
     logarithm: Values = np.asarray(np.log(tail))
     if far.any():
@@ -216,8 +216,24 @@ def _log_tail(x: Values, a: Values) -> Values:
             term *= z * (a + k + 0.5) / (a + k + 1)
             total += term
             k += 1
-        logarithm[far] = a * np.log(z) + np.log(x * total / a) - betaln(a, 0.5)
+        logarithm[far] = _power(x, a) + np.log(x * total / a) - _log_beta(a)
     return logarithm
+
+
+def _power(x: Values, exponent: Values) -> Values:
+    """log((1-x^2)^exponent), which is 0 for the exponent 0."""
+    power: Values = np.where(np.abs(x) < 0.5, xlog1py(exponent, -x * x), xlogy(exponent, (1 - x) * (1 + x)))
+    return power
+
+
+def _log_beta(a: Values) -> Values:
+    """log B(1/2, a). From a = 50 on by Stirling's series in a - 1/4, for the difference of two log-gammas
+    loses the more digits the larger they are."""
+    x = np.maximum(a, 50.0) - 0.25
+    y = (1 / x) ** 2
+    large = np.log(np.pi / x) / 2 - y * (1 / 64 - y * (5 / 2048 - y * 61 / 49152))
+    value: Values = np.where(a < 50, betaln(0.5, a), large)
+    return value
 
 
 def _negatives(c: ArrayLike, tau: ArrayLike, n: int) -> Values:
