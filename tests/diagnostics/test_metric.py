@@ -89,6 +89,13 @@ def test_a_single_row_is_passed_over() -> None:
     assert fed([*pairs, (torch.randn(1, 16), torch.randn(1, 16))]).compute() == fed(pairs).compute()
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_nothing_is_said_before_anything_was_seen() -> None:
+    assert all(math.isnan(value) for value in ContrastiveDiagnostics().compute().values())
+    one = torch.eye(4)
+    assert fed([(one, one)]).compute()["vanished/free"] == 0  # all are optimal
+
+
 def test_nan_is_not_hidden() -> None:
     first, second = batches(1)[0]
     first[3, 2] = torch.nan

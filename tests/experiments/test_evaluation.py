@@ -1,8 +1,10 @@
 """kNN and linear probe on features whose answers are known."""
 
+import numpy as np
 import pytest
 import torch
 from lightly.utils.benchmarking import knn_predict
+from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch.nn.functional import normalize
@@ -57,6 +59,20 @@ def test_the_linear_probe_is_scikit_learns():
     # Both stop a little before the optimum, where a row on the boundary may fall to either side.
     assert linear_accuracy(bank, labels, features, truth) == pytest.approx(expected, abs=100 / 300 + 1e-6)
     assert 40 < expected < 80
+
+
+def test_the_linear_probe_of_two_classes_is_scikit_learns_with_half_the_penalty():
+    rows, labels = load_breast_cancer(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(rows))
+    train, test = order[: len(rows) // 2], order[len(rows) // 2 :]
+    scaled = StandardScaler().fit(rows[train]).transform(rows)
+    half, whole = (
+        100 * LogisticRegression(C=c).fit(scaled[train], labels[train]).score(scaled[test], labels[test])
+        for c in (2, 1)
+    )
+    parts = [torch.from_numpy(x[part]) for part in (train, test) for x in (rows, labels)]
+    assert linear_accuracy(*parts) == pytest.approx(half)
+    assert half != whole
 
 
 def test_knn_is_lightlys_whatever_the_number_of_rows_at_a_time(monkeypatch):

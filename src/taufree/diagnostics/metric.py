@@ -106,8 +106,9 @@ class ContrastiveDiagnostics(Metric):
             "non_optimal": self.non_optimal_sum / self.anchors,
             "local_temperature": self.local_sum / self.anchors,
         }
+        some = self.non_optimal_sum.clamp(min=(self.anchors > 0).to(self.non_optimal_sum))
         for number, name in enumerate(self.schemes):
             values[f"scale/{name}"] = self.scale_sum[number] / self.anchors
-            values[f"vanished/{name}"] = self.vanished_sum[number] / self.non_optimal_sum.clamp(min=1)
+            values[f"vanished/{name}"] = self.vanished_sum[number] / some
             values[f"hardest/{name}"] = self.hardest_sum[number] / self.anchors
         return {name: value.item() for name, value in values.items()}

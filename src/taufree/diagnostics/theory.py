@@ -89,8 +89,9 @@ def free_scale(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
     """The size of d loss / dC with logit = 2 g atanh(C): 4g(N-1)q^(2g-1) / ((1+C)^2 (1 + (N-1)q^(2g))),
     with q = (1-C)/(1+C). For the gain 1 that is 4(N-1)(1-C) / ((1+C) (N(1-C)^2 + 4C)).
 
-    It is zero at C = 1 and nowhere else. At gain 1 it falls all the way for N <= 10 + 6 sqrt(3), that is up
-    to 20 candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N), then falls to zero.
+    Above a gain of 1/2 it is zero at C = 1 and nowhere else. At gain 1 it falls all the way for N <= 10 + 6
+    sqrt(3), that is up to 20 candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N),
+    then falls to zero.
 
     >>> print(f"{free_scale(0.0):.4f}, {free_scale(0.5):.4f}, {free_scale(1.0):.4f}")
     2.0000, 0.5333, 0.0000
