@@ -160,6 +160,7 @@ def test_no_batch_can_spoil_it():
     broken[3] = math.inf
     assert nt_xent(broken, rows(seed=1), link=link).isnan()
     assert nt_xent(rows(1), rows(1, seed=1), link=link).item() == 0  # no negatives
+    info_nce(rows(1), rows(1), rows(1).view(1, 1, -1), link=link)  # one anchor, so no error
     assert torch.equal(link.moment, moment)
 
 

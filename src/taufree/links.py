@@ -52,8 +52,9 @@ class Link(nn.Module):
         """The link that one loss uses, forward and backward; called once before each loss.
 
         ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the loss's
-        negatives, all ranks' if they are gathered, and its standard error; NaN if there are none. In one
-        process ``measure.contrast`` has the embeddings, for links that measure something else.
+        negatives, all ranks' if they are gathered, and its standard error, infinite for a single anchor; NaN
+        if there are no negatives. In one process ``measure.contrast`` has the embeddings, for links that
+        measure something else.
         """
         return self
 

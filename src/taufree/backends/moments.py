@@ -49,11 +49,12 @@ def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
     twice that of a mean of independent values: :math:`2 \operatorname{std}(x_i) / \sqrt{N}` with x_i the
     anchors'. Directions in D dimensions have a mean of 1/D at least, if there are many. A few, or some that
     avoid each other, can have less, which tells of no further dimension: the mean is then taken as 1/D.
+    One anchor shows no spread, so its error is infinite.
     """
     count, total, squares = sums
     mean = total / count
     error = 2 * ((squares / count - mean.square()).clamp(min=0) / count).sqrt()
-    return mean.clamp(min=1 / dimensions), error
+    return mean.clamp(min=1 / dimensions), error.masked_fill(count == 1, torch.inf)
 
 
 class Squares:

@@ -25,7 +25,8 @@ class ContrastiveLoss(nn.Module):
     alone: accumulation does not add negatives, :func:`taufree.large_batch.chunked_backward` does.
 
     The Trainer trains and saves the model's parameters alone. What a link learns or measures is among them if
-    the model holds the loss, ``model.loss = loss``.
+    the model holds the loss, ``model.loss = loss``. Over several ranks what is learned so needs
+    ``ddp_find_unused_parameters=False``: DDP would not find it in the model's forward.
 
     Args:
         loss: a loss with the reduction "mean". :class:`taufree.SupCon` gets the labels as well.
