@@ -186,6 +186,12 @@ def test_a_seed_that_stopped_early_leaves_the_mean_to_the_others(lines):
     assert list(trace.y) == pytest.approx([(losses[0][0] + losses[1][0]) / 2, losses[1][1]])
 
 
+def test_a_curve_of_every_second_epoch_is_drawn_there(lines):
+    line = {**lines[0], "settings": {**lines[0]["settings"], "knn_every": 2}, "curves": {"knn": [70, 80, 90]}}
+    (trace,) = curve_figure([line], {"knn": "solid"}, "knn").data
+    assert list(trace.x) == [2, 4, 6]
+
+
 CURVES = {
     "loss": "loss",
     "positive_cosine": None,  # the negative ones are still to be seen

@@ -11,7 +11,6 @@ from taufree import LogOdds, nt_xent
 from taufree.experiments import image_recipe, simclr
 from taufree.experiments.augment import Parameters, augment
 from taufree.experiments.checkpoint import Checkpoint
-from taufree.experiments.figures import curve_figure
 from taufree.experiments.recipes.images import FolderOfImages
 from taufree.experiments.run import BadInputError, Run
 from taufree.experiments.runner import Training, train
@@ -174,8 +173,6 @@ def test_it_is_judged_as_often_as_it_is_told(tmp_path, folder):
     assert seldom["metrics"]["best_knn"] == max(whole["curves"]["knn"][1:])
     assert "knn" not in never["curves"]
     assert never["metrics"]["best_knn"] == never["metrics"]["knn"] == whole["metrics"]["knn"]
-    (trace,) = curve_figure([seldom], {"knn": "solid"}, "knn").data
-    assert list(trace.x) == [2]
     with pytest.raises(ValueError, match=r"knn_every must be at least 1, got 0\."):
         tiny(folder, knn_every=0)
 
