@@ -166,17 +166,17 @@ def test_the_real_graph_is_what_the_paper_used():
 
 @needs_data
 def test_the_quick_preset_on_the_real_graph(tmp_path):
-    arguments = ["--preset", "quick", "--links", "free,0.5", "--device", "cpu", "--data", str(DATA)]
-    found = invoke(*arguments, "--out", str(tmp_path))
+    arguments = ["--preset", "quick", "--epochs", "1", "--links", "free,0.5", "--device", "cpu"]
+    found = invoke(*arguments, "--data", str(DATA), "--out", str(tmp_path))
     assert found.exit_code == 0, found.stderr
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {(line["link"], line["seed"]) for line in lines} == {
         (link, seed) for link in ("free", "0.5") for seed in (0, 1)
     }
     for line in lines:
-        assert len(line["curves"]["loss"]) == 3
+        assert len(line["curves"]["loss"]) == 1
         assert line["curves"]["candidates"] == 2 * 3327 - 1
-        # Three epochs teach little; the largest class has 21 % of the nodes.
+        # An epoch teaches little; the largest class has 21 % of the nodes.
         assert 21 < line["metrics"]["micro"] < 65
     assert "micro: free minus tau 0.5 is" in found.stdout
     assert (tmp_path / "report.html").exists()
