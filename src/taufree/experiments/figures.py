@@ -91,8 +91,7 @@ def curve_figure(
     named = set()
     for link, colour in link_colours(lines).items():
         for curve, dash in curves.items():
-            with_curve = [line for line in lines if line["link"] == link and line["curves"].get(curve)]
-            of_link = [_by_epoch(line, curve) for line in with_curve]
+            of_link = [_by_epoch(line, curve) for line in _having(lines, link, curve)]
             if not of_link:
                 continue
             mean = pd.concat(of_link, axis=1).mean(axis=1)  # where a shorter curve has ended, of the others
@@ -204,9 +203,13 @@ def _by_epoch(line: Line, curve: str) -> pd.Series[float]:
     return pd.Series(values, index=range(every, every * len(values) + 1, every))
 
 
+def _having(lines: Sequence[Line], link: str, curve: str) -> list[Line]:
+    """The lines of the link that have the curve: another version may not have written it."""
+    return [line for line in lines if line["link"] == link and line["curves"].get(curve)]
+
+
 def _curves(lines: Sequence[Line], link: str, curve: str) -> list[Any]:
-    """The curve of each line of the link that has it: another version may not have written it."""
-    return [line["curves"][curve] for line in lines if line["link"] == link and line["curves"].get(curve)]
+    return [line["curves"][curve] for line in _having(lines, link, curve)]
 
 
 def _scale_curve(lines: Sequence[Line], link: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
