@@ -161,8 +161,9 @@ class CalibratedLogOdds(Link):
                 mean, error = measure()
                 if self.moment.device != mean.device:
                     self.moment = self.moment.to(mean.device)
-                held = torch.minimum(torch.maximum(self.moment, mean - error), mean + error)
-                self.moment.copy_(torch.where((mean + error).isfinite(), held, self.moment))
+                low, high = mean - error, mean + error
+                held = self.moment.clamp(low, high)
+                self.moment.copy_(held.where(high < torch.inf, self.moment))  # not where it is NaN
         return self._now()
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The mean squared cosine of the negatives: against all pairs written down, for every kind of contrast."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,3 +109,29 @@ def test_no_negatives_and_nan_give_nan():
     assert moments.measure(Contrast(broken.nan_to_num() * 0, shift=3))[0].item() == pytest.approx(
         1 / 3
     )  # zero rows
+
+
+@pytest.mark.parametrize("name", ["pairs", "ids", "all", "views, ids", "labels"])
+def test_rows_of_any_length_and_precision_count_as_directions(name):
+    contrast = contrasts(40, 6)[name]
+    expected, _ = moments.measure(contrast)
+    scale = torch.logspace(-30, 30, len(contrast.anchors), dtype=torch.float64)[:, None]
+    whole = {
+        part: x.float()
+        for part, x in vars(contrast).items()
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+    }
+    stretched = replace(contrast, **{**whole, "anchors": (contrast.anchors * scale).float()})
+    found, _ = moments.measure(stretched)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", contrasts(4, 4))
+def test_a_gpu_measures_the_same(name):
+    contrast = contrasts(300, 40)[name]
+    expected = moments.measure(contrast)
+    moved = {part: x.cuda() for part, x in vars(contrast).items() if isinstance(x, torch.Tensor)}
+    moved = {part: x.float() if x.is_floating_point() else x for part, x in moved.items()}
+    for found, wanted in zip(moments.measure(replace(contrast, **moved)), expected, strict=True):
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-4)

@@ -5,8 +5,9 @@ of D x D: exact, in O(N D^2) instead of O(N^2 D), without any pass over the pair
 candidates than dimensions the pairs are the cheaper way, and fit. With ids or labels the pairs that are no
 negatives are anywhere in the matrix and leave pair by pair, some rows at a time, by one product of all pairs.
 
-Everything is in float32 (float64 for float64 inputs). TF32, where it is allowed, rounds to 11 digits at
-random, which a mean over all pairs does not feel.
+Everything is in float32 (float64 for float64 inputs), but for the product of all pairs on a GPU, which is of
+unit rows in float16. That rounds to 11 digits at random, as TF32 does where it is allowed, which a mean over
+all pairs does not feel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.precision import normalize, result_dtype, wide_dtype
+from taufree.backends.precision import normalize, result_dtype, shortest, wide_dtype
 from taufree.contrast import Contrast
 
 PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU they stay in its cache
@@ -61,61 +62,61 @@ class Squares:
     """The anchors' sums of squared cosines over their negatives, [N], while candidates are added."""
 
     def __init__(self, contrast: Contrast) -> None:
-        self.contrast, self.u = contrast, contrast.anchors.detach()
+        self.contrast = contrast
         every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
         self.dtype = result_dtype(*[x for x in every if x is not None])
         self.groups = contrast.ids if contrast.labels is None else contrast.labels
-        self.total = self.u.new_zeros(len(self.u), dtype=self.dtype)
-        self.count = self.u.new_zeros(len(self.u), dtype=self.dtype)
+        self.u = self._unit(contrast.anchors)
+        self.total, self.count = self.u.new_zeros(2, len(self.u))
 
     def add_own(self) -> None:
         """All candidates that the contrast itself holds."""
-        contrast, groups = self.contrast, self.groups
-        keys = self.u if contrast.keys is None else contrast.keys.detach()
+        contrast, n = self.contrast, len(self.u)
         if contrast.in_batch:
-            self.add(keys, groups)
-            if groups is None:  # who is no negative: the positive, and among themselves the anchor
+            keys = self.u if contrast.keys is None else self._unit(contrast.keys)
+            self._add(keys, self.groups)
+            if self.groups is None:  # who is no negative: the positive, and among themselves the anchor
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
-                for part in _parts(len(self.u), self.u.shape[1], NUMBERS):
-                    u = self._unit(self.u[part])
+                for part in _parts(n, self.u.shape[1], NUMBERS):
                     for shift in shifts:
-                        place = (torch.arange(part.start, part.stop, device=u.device) + shift) % len(keys)
-                        self.total[part] -= (u * self._unit(keys[place])).sum(1).square()
+                        others = keys[part]
+                        if shift:
+                            place = torch.arange(part.start, part.stop, device=keys.device)
+                            others = keys[(place + shift) % n]
+                        self.total[part] -= (self.u[part] * others).sum(1).square()
                 self.count -= len(shifts)
         if contrast.queue is not None:
-            self.add(contrast.queue.detach())
+            self.add(contrast.queue)
         if contrast.own_negatives is not None:
-            own = contrast.own_negatives.detach()
-            for part in _parts(len(own), own.shape[1] * own.shape[2], NUMBERS):
-                u, v = self._unit(self.u[part]), self._unit(own[part])
-                self.total[part] += (v * u[:, None]).sum(-1).square().sum(1)
+            own = contrast.own_negatives
+            for part in _parts(n, own.shape[1] * own.shape[2], NUMBERS):
+                cosines = (self._unit(own[part]) * self.u[part, None]).sum(-1)
+                self.total[part] += cosines.square().sum(1)
             self.count += own.shape[1]
 
     def add(self, rows: Tensor, groups: Tensor | None = None) -> None:
         """Candidates [M, D]; with their groups [M], those of the anchor's own group do not count."""
-        if not len(rows):
-            return
-        d = rows.shape[1]
-        with torch.autocast(rows.device.type, enabled=False):
+        if len(rows):
+            self._add(self._unit(rows), groups)
+
+    def _add(self, v: Tensor, groups: Tensor | None) -> None:
+        """Unit rows [M, D]."""
+        u, (m, d) = self.u, v.shape
+        with torch.autocast(v.device.type, enabled=False):
             if groups is not None and self.groups is not None:
-                v = self._unit(rows).T
-                for part in _parts(len(self.u), len(rows), PAIRS.get(rows.device.type, 2**24)):
-                    other = self.groups[part, None] != groups
-                    self.total[part] += (self._unit(self.u[part]) @ v).square_().mul_(other).sum(1)
-                    self.count[part] += other.sum(1)
+                if v.is_cuda and self.dtype == torch.float32:
+                    u, v = u.half(), v.half()
+                for part in _parts(len(u), m, PAIRS.get(v.device.type, 2**24)):
+                    same = self.groups[part, None] == groups
+                    cosines = (u[part] @ v.T).masked_fill_(same, 0)
+                    self.total[part] += torch.linalg.vector_norm(cosines, dim=1, dtype=self.dtype).square()
+                    self.count[part] += m - same.sum(1)
                 return
-            if len(rows) < d:
-                v = self._unit(rows).T
-            else:
-                v = rows.new_zeros(d, d, dtype=self.dtype)
-                for part in _parts(len(rows), d, NUMBERS):
-                    x = self._unit(rows[part])
-                    v += x.T @ x
-            for part in _parts(len(self.u), d, NUMBERS):
-                u = self._unit(self.u[part])
-                product = u @ v
-                self.total[part] += (product * (product if len(rows) < d else u)).sum(1)
-            self.count += len(rows)
+            v = v.T if m < d else v.T @ v
+            for part in _parts(len(u), d, NUMBERS):
+                product = u[part] @ v
+                self.total[part] += (product * (product if m < d else u[part])).sum(1)
+            self.count += m
 
     def sums(self) -> Tensor:
         """[3]: how many anchors have negatives; the sums of their means, and of these means' squares."""
@@ -125,7 +126,21 @@ class Squares:
         return torch.stack([some.sum().to(wide), mean.sum(), mean.square().sum()])
 
     def _unit(self, x: Tensor) -> Tensor:
-        return normalize(x)[0].to(self.dtype)
+        """Unit rows of the sums' dtype, some at a time: they come from float64, where no square overflows."""
+        x = x.detach()
+        parts = _parts(len(x), x[:1].numel(), NUMBERS)
+        if len(parts) == 1:
+            return self._unit_part(x)
+        unit = x.new_empty(x.shape, dtype=self.dtype)
+        for part in parts:
+            unit[part] = self._unit_part(x[part])
+        return unit
+
+    def _unit_part(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            return normalize(x)[0]
+        wide = x.to(wide_dtype(x.device))
+        return torch.nn.functional.normalize(wide, dim=-1, eps=shortest(x.dtype)).to(self.dtype)
 
 
 def _parts(rows: int, width: int, room: int) -> list[slice]:
