@@ -203,20 +203,33 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         row(*cells)
         if best is not None:
             shortfalls[link] = found[task.metric].mean - spreads(lines)[best][task.metric].mean
-    if gap := difference(lines, task.metric, "calibrated", "free"):
-        print(f"\n- {gap}")
+    print()
+    for metric in last_metrics(lines):
+        say_gaps(lines, metric, "calibrated", ["free"])
+        if metric != task.metric:
+            for link in ("free", "gain=2", "calibrated"):
+                say_gaps(lines, metric, link, [best_temperature(lines, metric)])
     return shortfalls
+
+
+def last_metrics(lines: list[dict]) -> list[str]:
+    """What runs are judged by at last, and not after their best epoch."""
+    return [metric for metric in (lines[0]["metrics"] if lines else ()) if not metric.startswith("best_")]
+
+
+def say_gaps(lines: list[dict], metric: str, link: str, others: list[str | None]) -> None:
+    """Markdown: a link minus each of the others that were run."""
+    for other in others:
+        if other and (gap := difference(lines, metric, link, other)):
+            print(f"- {gap}")
 
 
 def against_calibrated(name: str, every: list[dict]) -> None:
     """Markdown: each alternative minus the calibrated link and the best temperature, as judged at last."""
     lines = [line for line in every if belongs(line, TASKS[name]) and "metrics" in line]
-    metrics = [metric for metric in (lines[0]["metrics"] if lines else ()) if not metric.startswith("best_")]
     print()
-    for metric, link in product(metrics, TRIED[len(FEW) :]):
-        for other in ("calibrated", best_temperature(lines, metric)):
-            if other and (gap := difference(lines, metric, link, other)):
-                print(f"- {gap}")
+    for metric, link in product(last_metrics(lines), TRIED[len(FEW) :]):
+        say_gaps(lines, metric, link, ["calibrated", best_temperature(lines, metric)])
 
 
 def belongs(line: dict, task: Task) -> bool:
@@ -253,17 +266,37 @@ def draw(every: list[dict], folder: Path) -> None:
 
 
 def everywhere(shortfalls: dict[str, dict[str, float]]) -> None:
-    """Markdown: how far each link is below the best temperature of each whole task, and where it is worst."""
-    tasks = [task for task, found in shortfalls.items() if set(found) == set(TASKS[task].links)]
+    """Markdown: how far each link is from the best temperature of each whole task, and where it is worst."""
+    tasks = {task: found for task, found in shortfalls.items() if set(found) == set(TASKS[task].links)}
     if not tasks:
         return
     print("\n### Everywhere: mean minus that of the task's best temperature\n")
-    head("link", *tasks, "worst")
-    for link in in_order({link for task in tasks for link in shortfalls[task]}):
-        found = {task: shortfalls[task][link] for task in tasks if link in shortfalls[task]}
-        cells = [f"{found[task]:+.2f}" if task in found else "" for task in tasks]
-        worst = f"{min(found.values()):+.2f}" if len(found) == len(tasks) else ""
-        row(describe(link), *cells, worst)
+    links = in_order({link for found in tasks.values() for link in found})
+    head("task", *(describe(link) for link in links))
+
+    def cells(found: dict[str, float]) -> list[str]:
+        return [f"{found[link]:+.2f}" if link in found else "" for link in links]
+
+    for task, found in tasks.items():
+        row(task, *cells(found))
+    full = [found for found in tasks.values() if len(found) == len(links)]
+    for name, those in (("worst, tasks with all links", full), ("worst of all", list(tasks.values()))):
+        common = set(links).intersection(*those) if those else set()
+        row(name, *cells({link: min(found[link] for found in those) for link in common}))
+
+
+def by_size(every: list[dict]) -> None:
+    """Markdown: what each link comes to by batch size and by width, and with which effective dimension."""
+    for what, names in SIZES.items():
+        print(f"\n### imagenette by {what}: knn, %, and the effective dimension at the end\n")
+        head(what, *(describe(link) for link in in_order(FEW)))
+        for size, name in names.items():
+            cells = []
+            for link in in_order(FEW):
+                lines = [x for x in every if belongs(x, TASKS[name]) and x["link"] == link and "metrics" in x]
+                values = [(x["metrics"]["knn"], x["curves"]["effective_dimension"][-1]) for x in lines]
+                cells.append("{:.2f}, {:.3g}".format(*map(mean, zip(*values, strict=True))) if values else "")
+            row(f"{size:,}", *cells)
 
 
 def cost(device: str) -> None:
@@ -315,6 +348,7 @@ def main() -> None:
         print("Stopped; give the same command again to go on.", file=sys.stderr)
     lines = read(chosen.results)
     everywhere({name: table(name, lines) for name in TASKS if TASKS[name].links != TRIED})
+    by_size(lines)
     for name in TASKS:
         if TASKS[name].links == TRIED:
             table(name, lines)

@@ -53,7 +53,7 @@ def sizes(panels: dict[str, dict[int, Sequence[Line]]], metric: str, path: Path)
     """A panel for each thing that is varied: the metric of each link by its size, the mean over seeds."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, (name, by_size) in zip(
-        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
         means = {
             size: {k: v[metric].mean for k, v in spreads(lines).items()} for size, lines in by_size.items()
