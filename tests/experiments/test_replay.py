@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from taufree.experiments import replay
 from taufree.experiments.replay import WARM_UP, Replayed
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device")
 
 
 def trained(replayed, steps=20, odd=16):
@@ -27,6 +28,7 @@ def trained(replayed, steps=20, odd=16):
     return losses, layer.weight.detach().cpu(), step
 
 
+@needs_cuda
 @pytest.mark.parametrize("odd", [16, 7])
 def test_replayed_training_is_plain_training_step_by_step(odd):
     """Also if every fifth batch has another shape."""
@@ -38,6 +40,27 @@ def test_replayed_training_is_plain_training_step_by_step(odd):
     assert losses[0] > losses[-1]
 
 
+def test_each_shape_is_warmed_up_before_it_is_recorded(monkeypatch):
+    """A compiled step that meets new shapes compiles, which fails during a recording. No device is needed."""
+    recorded = []
+
+    class Recording:
+        def __init__(self, work, inputs):
+            recorded.append(len(inputs[0]))
+
+        def replay(self, inputs):
+            return "replayed"
+
+    monkeypatch.setattr(replay, "_Recording", Recording)
+    monkeypatch.setattr(Replayed, "_warm_up", lambda step, inputs, **_: step._work(inputs))
+    step = Replayed(lambda inputs: "done")
+    sizes = [4, 4, 4, 4, 9, 4, 9, 9, 9]
+    found = [step([torch.zeros(size)]) for size in sizes]
+    assert [size for size, what in zip(sizes, found, strict=True) if what == "done"] == [4, 4, 4, 9, 9, 9]
+    assert recorded == [4, 9]
+
+
+@needs_cuda
 def test_work_that_waits_for_the_device_is_noticed_and_done():
     seen = []
 

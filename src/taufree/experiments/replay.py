@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -12,15 +13,16 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 WARM_UP = 3
-"""Calls before the recording; compilers, libraries and allocators settle in them."""
+"""Calls with the same shapes before the recording; compilers, libraries and allocators settle in them."""
 
 
 class Replayed(Generic[Result]):
-    """``work(inputs)`` on a GPU, from the fourth call on as the replay of a CUDA graph.
+    """``work(inputs)`` on a GPU, from the fourth call with the same shapes on as the replay of a CUDA graph.
 
     Each call does the work once, the first ones as they would have been done anyway, so that nothing is done
-    for the recording alone. Work that waits for the device, as a branch on a tensor does, cannot be recorded;
-    it is noticed in the last call before the recording and stays as it is.
+    for the recording alone; a compiler, which cannot work during a recording, knows the shapes by then. Work
+    that waits for the device, as a branch on a tensor does, cannot be recorded; it is noticed in the last
+    call before the recording and stays as it is.
 
     Args:
         work: takes tensors and gives tensors, which hold until the next call; it is recorded once for all
@@ -30,28 +32,28 @@ class Replayed(Generic[Result]):
 
     def __init__(self, work: Callable[[Sequence[Tensor]], Result]) -> None:
         self._work = work
-        self._calls = 0
+        self._calls: Counter[Sequence[torch.Size]] = Counter()
         self._recordings: dict[Sequence[torch.Size], _Recording[Result]] = {}
         self.waits = False
         """Whether the work waits for the device and is therefore not replayed."""
 
     def __call__(self, inputs: Sequence[Tensor] = ()) -> Result:
-        self._calls += 1
-        if self._calls <= WARM_UP:
-            return self._warm_up(inputs)
         if self.waits:
             return self._work(inputs)
         shapes = tuple(x.shape for x in inputs)
+        self._calls[shapes] += 1
+        if self._calls[shapes] <= WARM_UP:
+            return self._warm_up(inputs, last=self._calls[shapes] == WARM_UP)
         if shapes not in self._recordings:
             self._recordings[shapes] = _Recording(self._work, inputs)
         return self._recordings[shapes].replay(inputs)
 
-    def _warm_up(self, inputs: Sequence[Tensor]) -> Result:
+    def _warm_up(self, inputs: Sequence[Tensor], last: bool) -> Result:
         # On another stream than the default one, as the recording will be.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            result = self._watched(inputs) if self._calls == WARM_UP else self._work(inputs)
+            result = self._watched(inputs) if last else self._work(inputs)
         torch.cuda.current_stream().wait_stream(stream)
         return result
 
