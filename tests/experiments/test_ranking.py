@@ -37,6 +37,15 @@ def test_who_has_seen_everything_popular_gets_what_is_left_and_who_has_seen_all_
         draw_negatives(rows, known[:3], 30, torch.Generator())
 
 
+def test_who_has_seen_nearly_everything_popular_gets_the_rest_by_popularity():
+    rows = Rows(torch.tensor([[0, 1]]), torch.tensor([1]))
+    popularity = torch.tensor([9000, 1000, 9, 1, 0])
+    drawn = draw_negatives(rows, popularity, 5000, torch.Generator().manual_seed(0))
+    share = torch.bincount(drawn[0], minlength=5) / 5000
+    assert share[2].item() == pytest.approx(0.9, abs=0.02)
+    assert share[3].item() == pytest.approx(0.1, abs=0.02)
+
+
 def test_what_was_cut_off_a_history_is_no_negative():
     rows = Rows(
         torch.tensor([[0, 1], [2, 3]]), torch.tensor([1, 1]), [torch.tensor([4, 5]), torch.tensor([])]

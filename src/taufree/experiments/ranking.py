@@ -15,8 +15,8 @@ CUTS = (1, 5, 10)
 def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Items [N, count] that a row's user has not had so far and that are not its target, drawn by popularity.
 
-    Items may be drawn twice. A row that has had everything popular gets items that are drawn evenly from the
-    others.
+    Items may be drawn twice. A row that has had every item of any popularity gets items that are drawn evenly
+    from the others.
 
     Args:
         popularity: [items], how often each item is to be drawn, in comparison.
@@ -39,12 +39,15 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
             if not len(row):
                 break
         for full in torch.unique(row).tolist():
-            left = (~had[full]).nonzero().flatten()
-            if not len(left):
+            left = (~had[full]).double()
+            if not left.any():
                 raise ValueError(
                     f"a user must have items left to rank against, but user {index[full]} knows all {items}."
                 )
-            drawn[full] = left[torch.randint(len(left), (count,), generator=generator)]
+            chances = popularity * left
+            drawn[full] = torch.multinomial(
+                chances if chances.any() else left, count, replacement=True, generator=generator
+            )
         found.append(drawn)
     return torch.cat(found)
 
