@@ -80,6 +80,18 @@ def test_malformed_rows_are_named_with_their_lines(tmp_path):
     assert rows_of(tmp_path / "made", "train") == ["1\t10 11\t12", "2\t11\t10"]
 
 
+@pytest.mark.parametrize("before", [0, 60])
+def test_a_word_for_a_time_is_left_out_wherever_it_stands(tmp_path, before):
+    """Polars takes the kind of a column from its first hundred rows."""
+    log = tmp_path / "log.csv"
+    good = [f"{user},{item},{time}" for time in range(8, 68) for user, item in ((1, 10), (2, 11))]
+    log.write_text("\n".join(["user,item,time", *good[: 2 * before], "1,12,NULL", *good[2 * before :]]))
+    summary = build_sequences(log, tmp_path / "made", core=2)
+    line = 2 * before + 2
+    assert summary.notes == (f"1 of 121 rows of {log} are malformed and left out: lines {line}.",)
+    assert (summary.kept, summary.items) == (120, 2)
+
+
 def test_ids_may_be_texts_that_begin_like_numbers(tmp_path):
     log = tmp_path / "log.csv"
     rows = [f"{user},{item},{time}" for time in range(60) for user, item in ((1, 10), (2, 11))]
@@ -154,6 +166,8 @@ def test_the_core_is_what_taking_out_one_by_one_leaves():
             "none is left of it: 2 of 3 rows of american.csv are malformed and left out: lines",
         ),
         (["empty.csv"], "empty.csv cannot be read as a table"),
+        (["header.csv"], "header.csv must have users with 5 interactions, and none is left of it."),
+        (["timeless.csv"], "none is left of it: 1 of 1 rows of timeless.csv are malformed and left out"),
         (["damaged.parquet"], "damaged.parquet cannot be read as a table"),
         (["users.csv"], "users without tabs and line breaks in them for --user, got 'a\\tb'."),
         (["lists.parquet"], "must have names, numbers or times in column 'user', got List(Int64)."),
@@ -168,6 +182,8 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkey
         "user,item,time\n" + "".join(f"1,{n},01/{n}/2024\n" for n in (12, 14, 15))
     )
     Path("empty.csv").write_text("")
+    Path("header.csv").write_text("user,item,time\n")
+    Path("timeless.csv").write_text("user,item,time\n1,7,\n")
     Path("damaged.parquet").write_bytes(b"nothing")
     Path("films.csv").write_text("user,item,id,time,when\n1,Toy Story,7,3,now\n")
     Path("users.csv").write_text("user,item,time\na\tb,7,3\n")

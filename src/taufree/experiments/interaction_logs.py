@@ -73,12 +73,13 @@ def build_sequences(
     }:
         frame, first = _read(log, wider)  # what the first rows have, numbers or whole ones, others may not
     frame = _plain(frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True)))
-    as_written = frame["time"].drop_nulls()
-    frame = frame.with_columns(_moments(frame["time"], log))
+    written = frame["time"]
+    frame = frame.with_columns(_moments(written, log))
+    dates = written.filter(frame["time"].is_not_null() & frame["time"].dtype.is_temporal())
     total = frame.height
     frame, notes = _without_gaps(frame, log, first)
-    if as_written.dtype == pl.String and not as_written.str.contains(r"^\d{4}").any():
-        notes = (*notes, f"Times such as {as_written[0]!r} are read with the day before the month.")
+    if len(dates) and dates.dtype == pl.String and not dates.str.contains(r"^\d{4}").any():
+        notes = (*notes, f"Times such as {dates[0]!r} are read with the day before the month.")
     _check_names(frame["user"], log, r"[\t\r\n]", "tabs and line breaks")
     _check_names(frame["item"], log, r"\s", "spaces")
     who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
@@ -172,10 +173,13 @@ def _plain(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _moments(times: pl.Series, log: Path) -> pl.Series:
-    """The times, of which texts are read as dates: in the order of letters 9 would come after 10."""
+    """The times, of which texts are read as numbers or dates: by their letters 9 would come after 10."""
     there = times.drop_nulls()
     if times.dtype != pl.String or there.is_empty():
         return times
+    numbers: pl.Series = times.cast(pl.Float64, strict=False).fill_nan(None)
+    if 2 * numbers.count() > len(there):  # a word among the first of them makes texts of all
+        return numbers
     try:
         return times.str.to_datetime(strict=False)
     except pl.exceptions.PolarsError as error:
