@@ -9,8 +9,8 @@ HEADER = "session_id:token\titem_id_list:token_seq\titem_id:token\n"
 
 
 def write(folder, train, test, header=HEADER):
-    (folder / "shop.train.inter").write_text(header + train)
-    (folder / "shop.test.inter").write_text(header + test)
+    (folder / "shop.train.inter").write_text(header + train, encoding="utf-8")
+    (folder / "shop.test.inter").write_text(header + test, encoding="utf-8")
     return folder
 
 
@@ -23,6 +23,11 @@ def test_rows_are_numbers_with_the_target_after_the_history(tmp_path):
     assert data.test.targets.tolist() == [2, 3]
     assert data.test.known.tolist() == [[True, True, True, False], [True, True, False, False]]
     assert data.notes == ()
+
+
+def test_a_file_may_begin_with_the_mark_that_windows_gives_it(tmp_path):
+    data = read_interactions(write(tmp_path, "a\t7 9\t7\n", "a\t7 9 7\t8\n", header="\ufeff" + HEADER))
+    assert data.item_count == 3
 
 
 def test_the_last_items_and_the_longest_users_are_kept(tmp_path):

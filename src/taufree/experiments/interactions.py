@@ -111,7 +111,7 @@ def _find(folder: Path, part: str) -> Path:
 def _read(path: Path, notes: list[str]) -> list[_Line]:
     good: list[_Line] = []
     bad: list[int] = []
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
         header = [name.split(":")[0] for name in file.readline().rstrip("\n").split("\t")]
         wanted = [name.split(":")[0] for name in COLUMNS]
         if header != wanted:
