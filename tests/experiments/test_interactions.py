@@ -43,6 +43,13 @@ def test_the_last_items_and_the_longest_users_are_kept(tmp_path):
     assert set(data.test.seen(torch.tensor([0])).flatten().tolist()) == {3, 0, 1, 2, 4}
 
 
+def test_a_long_history_takes_no_more_room_than_there_are_items(tmp_path):
+    """All rows of a chunk are as wide as its widest."""
+    robot = " ".join("12" * 5000)
+    data = read_interactions(write(tmp_path, f"a\t{robot}\t3\nb\t1 2\t3\n", f"a\t{robot}\t3\n"), longest=4)
+    assert data.train.seen(torch.arange(2)).tolist() == [[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 2, 2, 2, 2]]
+
+
 def test_malformed_rows_are_named_with_their_lines_and_left_out(tmp_path):
     train = "a\t1 2\t3\nb\t1 2\n\nc\t\t3\nd\t1\t3 4\ne\t1\t2\t3\nf\t2\t1\n"
     data = read_interactions(write(tmp_path, train, "a\t1 2 3\t1\n"))

@@ -28,7 +28,7 @@ class Rows:
     Shape:
         items: [N, L + 1]; a history, its target after it, then the number of items, which is no item.
         lengths: [N], of the histories, each at least 1 and at most L.
-        older: a vector for each row, the items that its history had before and was cut down from; or none.
+        older: for each row the items, each once, that its history had before and was cut down from; or none.
     """
 
     items: Tensor
@@ -152,8 +152,9 @@ def _table(lines: Sequence[_Line], number: dict[str, int], longest: int) -> Rows
     lengths = torch.tensor([len(line.history) for line in lines])
     older: list[Tensor] = []
     if lengths.max() > longest:
-        before = ([number[token] for token in line.history[:-longest] if token in number] for line in lines)
-        older = [torch.tensor(items, dtype=torch.long) for items in before]
+        # Each once: the longest history, of a robot perhaps, says how much memory a thousand rows take.
+        before = ({number[token] for token in line.history[:-longest] if token in number} for line in lines)
+        older = [torch.tensor(sorted(items), dtype=torch.long) for items in before]
     lengths = lengths.clamp(max=longest)
     items = torch.full((len(lines), int(lengths.max()) + 1), len(number))
     filled = torch.arange(items.shape[1]) <= lengths[:, None]
