@@ -29,6 +29,22 @@ class Learned(Link):
         return self.scale.to(cosine.dtype) * (rise.sqrt() - gap.sqrt())
 
 
+class Bent(LogOdds):
+    """A user's link made from one of the library's, whose slope it has no more."""
+
+    def logit(self, cosine, gap, rise):
+        return super().logit(cosine, gap, rise) + 5 * cosine**3
+
+
+class Bend:
+    def logit(self, cosine, gap, rise):
+        return super().logit(cosine, gap, rise).tanh()
+
+
+class Mixed(Bend, LearnableTemperature):
+    """The same by way of a class that is no link."""
+
+
 class Constant(Link):
     def logit(self, cosine, gap, rise):
         return torch.zeros_like(cosine)
@@ -42,7 +58,9 @@ def test_log_odds_is_twice_atanh():
     assert (LogOdds().gain, LogOdds().resolution) == (1.0, 1e-4)
 
 
-@pytest.mark.parametrize("link", [LogOdds(), LogOdds(2.0), Temperature(0.3), LearnableTemperature(), Cubic()])
+@pytest.mark.parametrize(
+    "link", [LogOdds(), LogOdds(2.0), Temperature(0.3), LearnableTemperature(), Cubic(), Bent(), Mixed()]
+)
 def test_slopes_are_derivatives(link):
     c = torch.linspace(-0.9, 0.9, 19, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(link(c).sum(), c)[0]
@@ -50,7 +68,7 @@ def test_slopes_are_derivatives(link):
     torch.testing.assert_close(found.detach(), expected)
 
 
-@pytest.mark.parametrize("link", [Cubic(), Learned()])
+@pytest.mark.parametrize("link", [Cubic(), Learned(), Bent()])
 def test_a_users_link_works_on_every_backend(link):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(9, 5, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))

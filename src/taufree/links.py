@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,15 @@ class Link(nn.Module):
         >>> Cubic()(torch.tensor([-1.0, 0.0, 1.0])).tolist()
         [-5.0, 0.0, 5.0]
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A logit written anew comes without the inherited slope, the derivative of another one."""
+        super().__init_subclass__(**kwargs)
+        logit, slope = (
+            next(i for i, one in enumerate(cls.__mro__) if name in vars(one)) for name in ("logit", "slope")
+        )
+        if logit < slope:
+            cls.slope = Link.slope  # type: ignore[method-assign]
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
         """The logit of each pair, of the shape of ``cosine``."""
