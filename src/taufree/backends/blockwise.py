@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import precision
-from taufree.backends.eager import apply, eager
+from taufree.backends.eager import Final, apply, eager
 from taufree.backends.precision import chords, full_precision, result_dtype, wide_dtype
 from taufree.backends.rows import Rows, cut, spans
 from taufree.backends.tiles import (
@@ -95,20 +95,8 @@ class _Blockwise(torch.autograd.Function):
                     gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
         cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = [None if g is None else _Final.apply(g, upstream, *inputs) for g in cast]
+            cast = [None if g is None else Final.apply("blockwise", g, upstream, *inputs) for g in cast]
         return (None, None, None, *cast)
-
-
-class _Final(torch.autograd.Function):
-    """A gradient that cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor | None) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> None:
-        raise RuntimeError('The blockwise backend has no second derivative; use backend="reference".')
 
 
 def values_of(params: Sequence[Tensor]) -> list[Tensor]:

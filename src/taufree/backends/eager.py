@@ -1,4 +1,4 @@
-"""Code that torch.compile and torch.func must leave alone."""
+"""Code that torch.compile and torch.func must leave alone, and that cannot be differentiated twice."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -
         raise RuntimeError(
             f'The {backend} backend cannot be transformed by torch.func; use backend="reference".'
         ) from error
+
+
+class Final(torch.autograd.Function):
+    """A gradient of a backend that cannot be differentiated again, and what it was computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: str, gradient: torch.Tensor, *inputs: torch.Tensor | None) -> torch.Tensor:
+        ctx.backend = backend
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> None:
+        raise RuntimeError(f'The {ctx.backend} backend has no second derivative; use backend="reference".')

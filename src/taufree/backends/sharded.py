@@ -43,10 +43,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from taufree.backends import blockwise_shards, gathered, moments, triton
-from taufree.backends.eager import apply, eager
+from taufree.backends.eager import Final, apply, eager
 from taufree.backends.precision import full_precision, wide_dtype
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, Ranks, Ring, exchange
@@ -117,7 +116,7 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
     step = _Step(contrast, ranks, sizes, queues, groups, weights)
     link = link.calibrate(step.measure)
     make, inputs = (triton if backend == "triton" else blockwise_shards).engine(contrast, link)
-    result: Tensor = apply(_Sharded, backend, step, make, *inputs)
+    result: Tensor = apply(_Sharded, backend, step, make, backend, *inputs)
     return result
 
 
@@ -219,26 +218,29 @@ class _Step:
 
 
 class _Sharded(torch.autograd.Function):
-    """Inputs from the third on: anchors, keys, queue, then what the backend's engine takes."""
+    """Inputs from the fourth on: anchors, keys, queue, then what the backend's engine takes."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, make: Callable[..., Engine], *inputs: Tensor | None) -> Tensor:
-        ctx.step, ctx.wanted = step, ctx.needs_input_grad[2:]
+    def forward(
+        ctx: Any, step: _Step, make: Callable[..., Engine], backend: str, *inputs: Tensor | None
+    ) -> Tensor:
+        ctx.step, ctx.backend, ctx.wanted = step, backend, ctx.needs_input_grad[3:]
         ctx.save_for_backward(*inputs[:4], step.contrast.ids, step.contrast.labels)
-        ctx.dtypes = [None if x is None else x.dtype for x in inputs]
+        ctx.params, ctx.dtypes = inputs[4:], [None if x is None else x.dtype for x in inputs]
         with full_precision(step.ranks.device):
             ctx.engine = make(inputs, ctx.wanted)
             found = step.forward(ctx.engine)
         return found.to(ctx.engine.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors  # raises if an input was changed since
-        with full_precision(ctx.step.ranks.device):
+        inputs = (upstream, *ctx.saved_tensors, *ctx.params)  # raises if an input was changed since
+        with torch.no_grad(), full_precision(ctx.step.ranks.device):
             found = ctx.step.backward(ctx.engine, upstream, ctx.wanted)
         cast = [None if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
-        return (None, None, *cast)
+        if torch.is_grad_enabled():  # create_graph=True
+            cast = [None if g is None else Final.apply(ctx.backend, g, *inputs) for g in cast]
+        return (None, None, None, *cast)
 
 
 def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> str:

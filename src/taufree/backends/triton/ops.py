@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.backends.eager import apply
+from taufree.backends.eager import Final, apply
 from taufree.backends.triton.evaluation import Evaluation, share_of
 from taufree.backends.triton.launch import library_precision
 from taufree.backends.triton.rows import SCALE, Mode, Upstream
@@ -178,18 +178,8 @@ class _Contrast(torch.autograd.Function):
             gradients = _differentiate(ctx, each, ctx.needs_input_grad[1:], _backward)
         if twice:
             inputs = [t for t in (upstream, *ctx.saved_tensors[:5]) if t is not None]
-            gradients = tuple(None if g is None else _Final.apply(g, *inputs) for g in gradients)
+            gradients = tuple(None if g is None else Final.apply("triton", g, *inputs) for g in gradients)
         return (None, *gradients[:-1])
-
-
-class _Final(torch.autograd.Function):
-    """A gradient that cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    backward = staticmethod(_refuse)
 
 
 def loss(weights: Tensor | float | None, *arguments: Any) -> Tensor:
