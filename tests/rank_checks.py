@@ -126,7 +126,7 @@ def mismatch(rank, change):
 
 
 def second_derivative(rank, world):
-    """Of the reference, against one process; and what the others say."""
+    """Of the reference, against one process, by autograd and by torch.func; and what the others say."""
     sizes = WORLDS[world][0]
     generator = torch.Generator().manual_seed(5)
     a, b = (torch.randn(sum(sizes), 4, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -140,13 +140,14 @@ def second_derivative(rank, world):
 
     (first,) = torch.autograd.grad(loss(x), x, create_graph=True)
     (second,) = torch.autograd.grad((first * y).sum(), x)
+    again = torch.func.grad(lambda x: (torch.func.grad(loss)(x) * y).sum())(x.detach())
     (first,) = torch.autograd.grad(loss(x, "blockwise"), x, create_graph=True)
     try:
         torch.autograd.grad((first * y).sum() + x.sum(), x)
         told = "nothing"
     except RuntimeError as problem:
         told = str(problem)
-    return [error(one / world, expected.split(sizes)[rank]) for one in (second,)], told
+    return [error(one / world, expected.split(sizes)[rank]) for one in (second, again)], told
 
 
 def backward_twice(rank):

@@ -60,12 +60,16 @@ def loss(
 
 
 class _GatherRows(torch.autograd.Function):
-    """All ranks' rows; the gradient is the ranks' sum for own rows. Any number of times differentiable."""
+    """All ranks' rows; the gradient is the ranks' sum for own rows. Any number of times differentiable, by
+    torch.func too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
-        ctx.ranks, ctx.sizes = ranks, sizes
+    def forward(x: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
         return ranks.gather(x, sizes, "the embeddings of all ranks").wait()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.ranks, ctx.sizes = inputs
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -73,9 +77,10 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _ScatterRows(torch.autograd.Function):
+    setup_context = _GatherRows.setup_context
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
-        ctx.ranks, ctx.sizes = ranks, sizes
+    def forward(x: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
         wide = x.to(wide_dtype(x.device))
         return ranks.scatter(wide, sizes, "the gradients from all ranks").to(x.dtype)
 
