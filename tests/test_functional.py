@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import taufree
-from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
 
 BACKENDS = ["reference", "blockwise"]
 LINKS = [LogOdds(), LogOdds(gain=3.0), Temperature(0.01), Temperature(1.0), LearnableTemperature()]
@@ -207,6 +207,18 @@ def test_memory_layout_does_not_matter(backend):
     expected = info_nce(a, b, backend=backend)
     torch.testing.assert_close(info_nce(apart[::2, ::2], b, backend=backend), expected)
     torch.testing.assert_close(info_nce(a.T.contiguous().T, b, backend=backend), expected)
+
+
+@pytest.mark.parametrize("n", [4, 300])
+@pytest.mark.parametrize("link", [LogOdds(), CalibratedLogOdds()], ids=repr)
+def test_shapes_alone_go_through(n, link):
+    a, b = (torch.randn(n, 8, device="meta", requires_grad=True) for _ in range(2))
+    for loss in (
+        info_nce(a, b, symmetric=True, link=link),
+        nt_xent(a, b, link=link, reduction="none"),
+        sup_con(a, torch.arange(n, device="meta"), link=link),
+    ):
+        assert torch.autograd.grad(loss.sum(), a)[0].shape == a.shape
 
 
 def test_auto_is_the_reference_when_small_and_blockwise_when_large(monkeypatch):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from taufree import distributed
 from taufree.backends import BACKENDS, choose, moments, sharded
-from taufree.backends.precision import wide_dtype
+from taufree.backends.precision import no_autocast, wide_dtype
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
 
@@ -127,7 +127,7 @@ def nt_xent(
     check_alike(view_a=view_a, view_b=view_b)
     if ids is not None:
         _check_integers("ids", ids, view_a)
-    with torch.autocast(view_a.device.type, enabled=False):  # whose cat refuses all half dtypes but its own
+    with no_autocast(view_a.device):  # whose cat refuses all half dtypes but its own
         views = torch.cat([view_a, view_b])
     contrast = Contrast(
         views,

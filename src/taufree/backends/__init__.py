@@ -27,13 +27,14 @@ def choose(backend: str, contrast: Contrast, link: Link) -> Backend:
 
     Up to 2^14 pairs (a batch of 128) the dense reference is as quick, compiles and is twice
     differentiable; beyond that its matrices cost more than tiles do. On a GPU the fused kernels take over
-    if they can compute the loss, else blockwise. An explicit choice that cannot run raises.
+    if they can compute the loss, else blockwise. On the meta device, which has shapes alone, the reference is
+    the one that asks for no number. An explicit choice that cannot run raises.
     """
     if backend == "auto":
         candidates = contrast.n if contrast.in_batch else 0
         candidates += 0 if contrast.queue is None else contrast.queue.shape[0]
         candidates += 0 if contrast.own_negatives is None else contrast.own_negatives.shape[1]
-        if contrast.n * candidates <= SMALL:
+        if contrast.n * candidates <= SMALL or contrast.anchors.is_meta:
             return reference.loss
         fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None
         return triton.loss if fused else blockwise.loss

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.precision import normalize, result_dtype, shortest, wide_dtype
+from taufree.backends.precision import no_autocast, normalize, result_dtype, shortest, wide_dtype
 from taufree.contrast import Contrast
 
 PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU they stay in its cache
@@ -102,7 +102,7 @@ class Squares:
     def _add(self, v: Tensor, groups: Tensor | None) -> None:
         """Unit rows [M, D]."""
         u, (m, d) = self.u, v.shape
-        with torch.autocast(v.device.type, enabled=False):
+        with no_autocast(v.device):
             if groups is not None and self.groups is not None:
                 if v.is_cuda and self.dtype == torch.float32:
                     u, v = u.half(), v.half()

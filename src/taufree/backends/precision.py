@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -73,10 +73,15 @@ def _products() -> Callable[[], None]:
     return restore
 
 
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Products in the precision of their inputs, whatever autocast says; the meta device has none."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Matrix products in the precision of their inputs, whatever autocast or TF32 settings say."""
-    with float32_products("highest"), torch.autocast(device.type, enabled=False):
+    with float32_products("highest"), no_autocast(device):
         yield
 
 
