@@ -5,6 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree.backends import precision
 
 LINKS = [LogOdds(), LogOdds(gain=2.0), Temperature(0.5), LearnableTemperature(0.5)]
 LABELS = torch.tensor([0, 1, 0, 1, 1])
@@ -92,3 +93,17 @@ def test_second_derivatives_are_finite_where_it_is_hard():
         first = torch.autograd.grad(info_nce(a, b, symmetric=True), [a, b], create_graph=True)
         second = torch.autograd.grad(sum(g.square().sum() for g in first), [a, b])
         assert all(g.isfinite().all() for g in (*first, *second))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_reach_a_device_without_float64(dtype, monkeypatch):
+    monkeypatch.setattr(precision, "wide_dtype", lambda device: torch.float32)  # as on MPS
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(9, 6, generator=generator).requires_grad_() for _ in range(2))
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            loss = nt_xent(a, b, backend="reference")
+        results.append([loss, *torch.autograd.grad(loss, (a, b))])
+    for plain, cast in zip(*results, strict=True):
+        assert torch.equal(plain, cast)

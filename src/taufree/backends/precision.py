@@ -141,8 +141,9 @@ def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Te
     parts are exact, so their difference is too, and the rests only add a correction of full accuracy.
     """
     (h, h_square, u_rest), (k, k_square, v_rest) = _split(u), _split(v)
-    coarse = h @ k.T
-    rest = torch.cat([h, u - h], 1) @ torch.cat([v - k, v], 1).T
+    with no_autocast(u.device):  # which leaves float64 alone, but not every device has that
+        coarse = h @ k.T
+        rest = torch.cat([h, u - h], 1) @ torch.cat([v - k, v], 1).T
     square = h_square / 2 + k_square.T / 2
     square_rest = (u_rest + u_lack) / 2 + (v_rest + v_lack).T / 2
     return (square - coarse) + (square_rest - rest), (square + coarse) + (square_rest + rest)
