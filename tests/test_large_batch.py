@@ -120,6 +120,17 @@ def test_random_numbers_and_buffers_are_those_of_one_graph(layer):
     torch.testing.assert_close(buffers(chunked), buffers(plain), rtol=1e-12, atol=1e-14)
 
 
+def test_an_encoder_may_work_in_place_on_its_inputs():
+    plain = nn.Sequential(nn.Dropout(0.5, inplace=True), mlp(nn.Identity()))
+    chunked, a, b = copy.deepcopy(plain), A.clone(), B.clone()
+    torch.manual_seed(3)
+    one_graph(nt_xent, (plain, A.clone()), (plain, B.clone()))
+    torch.manual_seed(3)
+    chunked_backward(nt_xent, (chunked, a), (chunked, b), chunk_size=N)
+    torch.testing.assert_close(gradients(chunked), gradients(plain), rtol=1e-11, atol=1e-12)
+    assert torch.equal(a, A)
+
+
 def test_each_chunk_counts_once_in_running_statistics():
     encoder = mlp(nn.BatchNorm1d(8))
     chunked_backward(nt_xent, (encoder, A), (encoder, B), chunk_size=5)

@@ -154,7 +154,8 @@ class _Call:
                 torch.autograd.backward(self._encode(rows), gradient[rows])
 
     def _encode(self, rows: slice) -> Tensor:
-        z = self.encoder(_map(lambda x: x[rows], self.inputs))
+        # A copy: an encoder that works in place on its inputs would find them changed in the second pass.
+        z = self.encoder(_map(lambda x: x[rows].clone(), self.inputs))
         if not isinstance(z, Tensor):
             raise TypeError(f"{self.name} must have an encoder that gives a tensor, got {type(z).__name__}.")
         n = rows.stop - rows.start
