@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from taufree import InfoNCE, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import blockwise
@@ -148,7 +149,15 @@ def test_a_link_that_changed_before_the_backward_is_refused():
             loss.backward()
 
 
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def forward_mode(loss):
+    def tangent(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(loss(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    return tangent
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, forward_mode])
 def test_a_transform_of_torch_func_names_the_backend_that_knows_it(transform):
     key = rows(4, seed=1)
 
@@ -156,7 +165,7 @@ def test_a_transform_of_torch_func_names_the_backend_that_knows_it(transform):
         return info_nce(x, key, backend="blockwise")
 
     with pytest.raises(RuntimeError, match=r'blockwise backend.*backend="reference"'):
-        transform(loss)(rows(4) if transform is torch.func.grad else rows(4).expand(2, 4, 8))
+        transform(loss)(rows(4).expand(2, 4, 8) if transform is torch.func.vmap else rows(4))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -31,14 +31,15 @@ def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -> Any:
-    """``function.apply``; under a transform of torch.func says which backend knows it."""
+    """``function.apply``; under a transform of torch.func or in forward mode says which backend knows it."""
     try:
         return function.apply(*inputs)
     except RuntimeError as error:
-        if "functorch" not in str(error):
+        if "functorch" not in str(error) and "forward mode AD" not in str(error):
             raise
         raise RuntimeError(
-            f'The {backend} backend cannot be transformed by torch.func; use backend="reference".'
+            f"The {backend} backend cannot be transformed by torch.func, nor differentiated in forward mode; "
+            'use backend="reference".'
         ) from error
 
 
