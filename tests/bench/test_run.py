@@ -55,6 +55,12 @@ def test_a_method_that_is_off_is_marked():
     ]
 
 
+def test_rows_that_do_not_fit_leave_the_other_sizes(two_more):
+    found = bench([32, 10**13], [8], "float32", "symmetric", "cpu")
+    assert ["problem" in row for row in found["rows"]] == [False] * 3 + [True] * 5
+    assert {table_row(row)["note"] for row in found["rows"][4:]} == {"out of memory"}
+
+
 def test_bfloat16():
     found = bench([64], [16], "bfloat16", "symmetric", "cpu")
     assert found["dtype"] == "bfloat16"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from taufree.bench.measure import Measured, Row, about, matmul_tflops, pairs
+from taufree.bench.measure import Measured, Row, about, in_a_few_words, matmul_tflops, pairs
 from taufree.bench.methods import LOSSES, METHODS, methods
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -31,7 +31,13 @@ def bench(
     rate = matmul_tflops(device)
     rows: list[Row] = []
     for n, d in sizes:
-        batch = Measured(loss, *pairs(n, d, device, getattr(torch, dtype)), rate)
+        try:
+            batch = Measured(loss, *pairs(n, d, device, getattr(torch, dtype)), rate)
+        except Exception as error:  # rows that do not fit must not take the smaller sizes with them
+            size = {"loss": loss, "n": n, "d": d, "problem": in_a_few_words(error)}
+            rows += [{"method": method.name, **size} for method in there]
+            watch(len(rows), len(sizes) * len(there))
+            continue
         for method in there:
             rows.append(batch.row(method))
             watch(len(rows), len(sizes) * len(there))
