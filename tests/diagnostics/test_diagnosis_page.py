@@ -38,6 +38,7 @@ def test_it_says_what_the_diagnosis_says(found: Diagnosis, tmp_path: Path) -> No
     text = page[page.index("<body>") :]
     for words in (*found.summary(), *DEFINITIONS.values()):
         assert words.replace("'", "&#x27;").replace('"', "&quot;").replace("<", "&lt;") in text
+        assert "`" not in words  # a page shows it as it is
     rows = re.findall(r"<tr.*?</tr>", text[text.index('id="schemes"') :])[1:7]
     assert [re.findall(r"<td[^>]*>(.*?)</td>", row)[:2] for row in rows] == [
         [scheme.title, f"{scheme.vanished:.1%}"] for scheme in found.schemes

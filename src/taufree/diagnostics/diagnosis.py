@@ -40,7 +40,7 @@ DEFINITIONS = {
     "effective dimension": "1 / (mean squared cosine of negatives), at most the columns there are: random "
     "vectors of so many dimensions are as far from orthogonal as the negatives are. It stands for a "
     "temperature, the one that is as steep at cosine 0 as the log-odds that a random pair is less similar; 3 "
-    "dimensions or fewer for 0.5. `CalibratedLogOdds()` measures and uses it.",
+    "dimensions or fewer for 0.5. CalibratedLogOdds() measures and uses it.",
 }
 _NOTABLE = 0.05
 """From this share on, the summary speaks of a temperature that starves or does not rest."""
