@@ -170,6 +170,16 @@ def test_a_single_link_and_seed_make_a_page_too(lines, tmp_path, link):
     page = write_report(one, tmp_path / "report.html").read_text()
     assert one[0]["metrics"]["knn"] == pytest.approx(float(table_rows(one)[0]["knn"]), abs=0.005)
     assert "free minus" not in page
+    assert "trained with one way" in page
+    assert ("How much the temperature matters" in page) == (link != "free")  # it would be an empty plot
+
+
+def test_where_links_ended_can_be_read_without_a_fixed_temperature(lines):
+    axes = [
+        accuracy_figure([line for line in lines if line["link"] in links], "knn").layout.xaxis
+        for links in (("free", "learnable"), ("free", "0.1", "learnable"))
+    ]
+    assert [axis.tickvals for axis in axes] == [None, (0.1,)]
 
 
 def test_links_have_colours_of_their_own(lines):

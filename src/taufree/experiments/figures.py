@@ -71,8 +71,8 @@ def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
         type="log",
         range=[float(np.log10(end)) for end in ends],
         title="temperature (log scale)",
-        tickvals=[float(link) for link in fixed],
-        ticktext=fixed,
+        tickvals=[float(link) for link in fixed] or None,  # without any, Plotly's own
+        ticktext=fixed or None,
     )
     fig.update_yaxes(title=metric)
     return fig

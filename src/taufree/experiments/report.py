@@ -64,7 +64,9 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
     page = Page(
         f"With and without a temperature: {recipe.title}",
         f"The same network, trained with {links} different ways to turn a similarity into a score, "
-        "everything else being equal.",
+        "everything else being equal."
+        if links > 1
+        else "A network, trained with one way to turn a similarity into a score.",
     )
     page.text(
         f"{recipe.task} "
@@ -107,10 +109,14 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
 
 
 def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
-    page.heading("How much the temperature matters")
-    for metric in metrics:
+    figures = {metric: accuracy_figure(lines, metric) for metric in metrics}
+    # Each temperature is a marker; the line of free alone has nothing to be compared with.
+    figures = {name: fig for name, fig in figures.items() if any("markers" in t.mode for t in fig.data)}
+    if figures:
+        page.heading("How much the temperature matters")
+    for metric, figure in figures.items():
         page.figure(
-            accuracy_figure(lines, metric),
+            figure,
             id=f"accuracy-{metric}",
             caption=f"{metric} by temperature, bars of one standard deviation. The line across is the free "
             "link, which has no temperature: below it a temperature did worse, above it better. "
