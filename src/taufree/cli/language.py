@@ -75,9 +75,14 @@ def bias(
             f"StereoSet, {kind or 'all'} ({count} contexts): LM {found['lm']:.2f}, SS {found['ss']:.2f}, "
             f"ICAT {found['icat']:.2f}"
         )
-    for kind in [None, *sorted({row["bias_type"] for row in choices})]:
+    for kind in [None, *sorted({row["bias_type"] for row in choices})] if choices else []:
         count = sum(kind in (None, row["bias_type"]) for row in choices)
         typer.echo(f"CrowS-Pairs, {kind or 'all'} ({count} pairs): {crows_share(choices, kind):.2f}")
+    if left_out := len(pairs) - len(choices):
+        typer.echo(
+            f"{left_out} of {len(pairs)} pairs of CrowS-Pairs are left out: in this model's tokens one "
+            "sentence only adds to the other."
+        )
     typer.echo(f"Each example: {out}")
 
 

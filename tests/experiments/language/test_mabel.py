@@ -193,6 +193,17 @@ def test_the_command_bias_writes_an_answer_for_every_example(folder, tmp_path):
     assert f"CrowS-Pairs, all ({len(pairs)} pairs): " in found.stdout
 
 
+def test_the_command_bias_counts_the_pairs_that_it_cannot_compare(data, folder):
+    path = data / "bias" / "crows_pairs_anonymized.csv"
+    head, pair = path.read_text().splitlines()
+    for pairs, kept in (([pair, "The dog,The young dog,stereo,age"], 1), (["The dog,The dog,stereo,age"], 0)):
+        path.write_text("\n".join([head, *pairs]))
+        found = CliRunner().invoke(build(), ["bias", str(folder), "--data", str(data), "--out", str(data)])
+        assert found.exit_code == 0, found.output
+        assert ("CrowS-Pairs, all (1 pairs)" in found.stdout) == kept
+        assert f"1 of {len(pairs)} pairs of CrowS-Pairs are left out" in found.stdout
+
+
 def test_the_command_bias_refuses_in_a_sentence(headless, data, tmp_path):
     for model, sentence in ((headless, "whole masked language model"), (tmp_path, "cannot be loaded")):
         found = CliRunner().invoke(build(), ["bias", str(model), "--data", str(data), "--out", str(tmp_path)])
