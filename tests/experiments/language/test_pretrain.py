@@ -97,6 +97,11 @@ def test_the_command_says_the_perplexities_and_refuses_in_a_sentence(data, headl
     assert "pretraining.json is damaged (JSONDecodeError), remove it to begin anew." in damaged.stderr
 
 
+def test_the_model_it_begins_with_is_not_replaced(data, headless):
+    with pytest.raises(ValueError, match=r"^out must be another folder than the model's"):
+        pretrain(str(headless), data, headless / ".", PretrainSettings())
+
+
 def test_damaged_files_are_named(data, headless, tmp_path):
     folder = tmp_path / "out" / "checkpoint" / "epoch-1"
     folder.mkdir(parents=True)

@@ -115,6 +115,8 @@ def pretrain(
         )
         _check_same(asked, there, out)
         return there
+    if Path(model).resolve() == out.resolve():
+        raise ValueError(f"out must be another folder than the model's, which it would replace, got {out}.")
     started = time.monotonic()
     tokenizer = load_tokenizer(model)
     torch.manual_seed(settings.seed)  # for the weights that the files lack
