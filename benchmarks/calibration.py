@@ -21,17 +21,15 @@ import argparse
 import re
 import sys
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean
 
 import torch
+from calibration_cost import cost
 from calibration_figures import overview, sizes
 from lines import EVERY, append, complete, head, read, row, stopping, thinned
-from torch.utils.benchmark import Timer
 
-from taufree import CalibratedLogOdds, InfoNCE, LogOdds
 from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe, in_order
 from taufree.experiments.recipe import Settings, find_recipe
@@ -299,22 +297,6 @@ def by_size(every: list[dict]) -> None:
             row(f"{size:,}", *cells)
 
 
-def cost(device: str) -> None:
-    """Markdown: milliseconds of a symmetric loss, forward and backward, with a gain set and measured."""
-    made = torch.bfloat16 if device == "cuda" else torch.float32
-    sizes = [(256, 128), (1024, 128), (1024, 512), (4096, 128), (4096, 512)]
-    sizes += [(16384, 512), (65536, 512)] if device == "cuda" else []
-    head("N x D", "gain 2", "calibrated", "gain 2, ids", "calibrated, ids")
-    for n, d in sizes:
-        a, b = (torch.randn(n, d, device=device, dtype=made, requires_grad=True) for _ in range(2))
-        ids, cells = torch.arange(n, device=device) // 2, [f"{n:,} x {d}"]
-        for of, make in product((None, ids), (partial(LogOdds, 2.0), CalibratedLogOdds)):
-            loss = InfoNCE(symmetric=True, link=make().to(device))
-            timer = Timer("loss(a, b, ids=of).backward()", globals={"loss": loss, "a": a, "b": b, "of": of})
-            cells.append(f"{1e3 * timer.blocked_autorange(min_run_time=0.5).median:.2f}")
-        row(*cells)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -332,13 +314,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "calibration.jsonl")
     parser.add_argument("--table", action="store_true", help="only print the tables")
     parser.add_argument("--cost", action="store_true", help="only time the loss")
+    parser.add_argument(
+        "--cost-results", type=Path, default=ROOT / "benchmarks" / "results" / "calibration-cost.jsonl"
+    )
     chosen = parser.parse_args()
     named = [name for name in TASKS if name.startswith(tuple(re.split(",(?! )", chosen.tasks)))]
     known = {link for name in named for link in TASKS[name].links}
     if unknown := set((chosen.links or "").split(",")) - known - {""}:
         parser.error(f"--links must be of the tasks' {', '.join(sorted(known))}, got {unknown.pop()}.")
     if chosen.cost:
-        cost(choose_device(chosen.device, "32-true"))
+        cost(choose_device(chosen.device, "32-true"), chosen.cost_results)
         return
     try:
         with stopping(chosen.seconds):
