@@ -93,7 +93,8 @@ class ContrastiveDiagnostics(Metric):
             # The column of the positive holds -1 among the negatives.
             self.negative_sum += (block.negative.sum(1) + 1).sum()
             self.local_sum += found.local.sum()
-            self.non_optimal_sum += non_optimal.sum()
+            # No comparison holds for NaN: let it through, for a share of 0 would look like a good one.
+            self.non_optimal_sum += non_optimal.float().masked_fill(found.cosine.isnan(), torch.nan).sum()
             self.scale_sum += found.scale.sum(1)
             self.vanished_sum += (non_optimal & (found.scale < VANISHED * found.chance)).sum(1)
             self.hardest_sum += found.hardest.sum(1)
