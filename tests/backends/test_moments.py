@@ -94,6 +94,13 @@ def test_the_error_is_that_of_repeated_batches():
     assert errors.mean().item() == pytest.approx(means.std().item(), rel=0.15)
 
 
+def test_two_views_that_agree_tell_no_more_than_one_but_count_as_two():
+    x = rows(64, 16)
+    one = moments.measure(Contrast(x, labels=torch.arange(64)))
+    two = moments.measure(Contrast(torch.cat([x, x]), shift=64))
+    torch.testing.assert_close(two, (one[0], one[1] / math.sqrt(2)))
+
+
 def test_fewer_than_all_directions_are_no_further_dimensions():
     mean, error = moments.measure(Contrast(torch.eye(8)[:4], torch.eye(8)[:4]))
     assert mean.item() == 1 / 8

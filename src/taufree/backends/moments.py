@@ -6,7 +6,7 @@ candidates than dimensions the pairs are the cheaper way, and fit. With ids or l
 negatives are anywhere in the matrix and leave pair by pair, some rows at a time, by one product of all pairs.
 
 Everything is in float32 (float64 for float64 inputs), but for the product of all pairs on a GPU, which is of
-unit rows in float16. That rounds to 11 digits at random, as TF32 does where it is allowed, which a mean over
+unit rows in float16. That rounds to 11 bits at random, as TF32 does where it is allowed, which a mean over
 all pairs does not feel.
 """
 
@@ -48,8 +48,10 @@ def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
 
     The mean is a U-statistic of degree two, since each row is in many pairs, so that its standard error is
     twice that of a mean of independent values: :math:`2 \operatorname{std}(x_i) / \sqrt{N}` with x_i the
-    anchors'. Directions in D dimensions have a mean of 1/D at least, if there are many. A few, or some that
-    avoid each other, can have less, which tells of no further dimension: the mean is then taken as 1/D.
+    anchors'. That takes the rows for independent: the two views of nt_xent, where they agree, make the error
+    sqrt(2) larger, and keys that have nothing to do with the anchors make it as much smaller. Directions in D
+    dimensions have a mean of 1/D at least, if there are many. A few, or some that avoid each other, can have
+    less, which tells of no further dimension: the mean is then taken as 1/D.
     One anchor shows no spread, so its error is infinite.
     """
     count, total, squares = sums
