@@ -145,6 +145,21 @@ def test_vast_dimensions_keep_their_digits(nu):
             assert theory.null_log_odds(c, nu) == pytest.approx(float(odds), rel=2e-14)
 
 
+@pytest.mark.parametrize("nu", [1e4, 1e9, 1e15])
+def test_a_tail_too_small_for_a_number(nu):
+    """40 standard deviations from 0, by quadrature of what the density falls by; at once for every nu."""
+    with mpmath.workdps(50):
+        power, c = (mpmath.mpf(nu) - 3) / 2, mpmath.mpf(40 / math.sqrt(nu))
+        log_most = power * mpmath.log1p(-c * c) - mpmath.log(mpmath.beta(0.5, power + 1))
+
+        def falls(step):
+            return mpmath.exp(power * (mpmath.log1p(-((c + step * c) ** 2)) - mpmath.log1p(-c * c)))
+
+        tail = mpmath.quad(falls, [part / mpmath.mpf(400) for part in range(41)])
+        odds = -log_most - mpmath.log(c * tail)
+        assert theory.null_log_odds(float(c), nu) == pytest.approx(float(odds), rel=2e-14)
+
+
 def test_temperatures_and_dimensions_are_each_others_inverse():
     nu = np.geomspace(2, 1e9, 1001)
     tau = theory.dimension_temperature(nu)

@@ -202,8 +202,9 @@ def temperature_dimension(tau: ArrayLike) -> Values:
 def _log_tail(x: Values, a: Values) -> Values:
     """log I(1-x^2; a, 1/2) for x > 0, also where I itself is too small for a number.
 
-    There the series I = z^a x / (a B(a, 1/2)) (1 + z (a+1/2)/(a+1) (1 + z (a+3/2)/(a+2) (1 + ...))), with
-    z = 1-x^2, has few terms: z^a < 1e-280 means that 0.06 a of them suffice.
+    There I = z^a / (a B(a, 1/2) x) (1 - w (1/2)/(a+1) (1 - w (3/2)/(a+2) (1 - ...))), with z = 1-x^2 and
+    w = z/x^2. The series is asymptotic, its error less than the first term left out, and z^a < 1e-280 means
+    that w < a/640: ten terms suffice, for every a.
     """
     z = (1 - x) * (1 + x)
     # A z next to 1 is rounded, and a large a makes much of it.
@@ -211,13 +212,13 @@ def _log_tail(x: Values, a: Values) -> Values:
     far = (tail < 1e-280) & (z > 0)
     logarithm: Values = np.asarray(np.log(tail))
     if far.any():
-        x, z, a = x[far], z[far], a[far]
-        term, total, k = np.ones_like(z), np.ones_like(z), 0
-        while (term > 1e-17 * total).any():
-            term *= z * (a + k + 0.5) / (a + k + 1)
+        x, w, a = x[far], z[far] / x[far] ** 2, a[far]
+        term, total, k = np.ones_like(w), np.ones_like(w), 0
+        while (np.abs(term) > 1e-17).any():
+            term *= -w * (k + 0.5) / (a + k + 1)
             total += term
             k += 1
-        logarithm[far] = _power(x, a) + np.log(x * total / a) - _log_beta(a)
+        logarithm[far] = _power(x, a) + np.log(total / (a * x)) - _log_beta(a)
     return logarithm
 
 
