@@ -28,7 +28,7 @@ from statistics import mean
 import torch
 from calibration_cost import cost
 from calibration_figures import overview, sizes
-from lines import EVERY, append, complete, head, read, row, stopping, thinned
+from lines import EVERY, append, complete, head, read, row, say_failed, stopping, thinned
 
 from taufree.experiments.environment import choose_device
 from taufree.experiments.link_names import describe, in_order
@@ -48,6 +48,7 @@ TRIED = (
     *FEW, "alternatives:Centred", "alternatives:Median", "alternatives:WithCount", "alternatives:Full"
 )  # fmt: skip
 UNTRAINED = "untrained"
+NOT_FINITE = re.compile(r".+ became (nan|-?inf) .+")
 HEAD = (
     "link", "mean ± std", "minus the best tau (95 % interval)",
     "effective dimension, epoch 20 / middle / end", "tau at c = 0, end", "collapsed", "seeds",
@@ -133,15 +134,11 @@ def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
     ]
 
 
-def untrained(run: Run, metric: str) -> dict:
-    """The line of the network before training."""
+def untrained(run: Run) -> dict:
+    """The line of the network before training, by all metrics, as other tasks share it."""
     recipe = find_recipe(run.recipe)(run.settings)
     recipe.load(run.data)
-    training = Training(run, recipe)
-    training.model.eval()
-    with torch.no_grad():
-        found = recipe.evaluate(training.model)
-    return {**start_of(run), "link": UNTRAINED, "metrics": {metric: found[metric]}}
+    return {**start_of(run), "link": UNTRAINED, "metrics": Training(run, recipe).evaluate()}
 
 
 def is_untrained(line: dict, task: Task) -> bool:
@@ -159,10 +156,12 @@ def train(name: str, chosen: argparse.Namespace) -> None:
     task, runs, there = TASKS[name], runs_of(name, chosen), read(chosen.results)
     begun = {(line["recipe"], line["seed"]) for line in there if is_untrained(line, task)}
     for run in {run.seed: run for run in runs if (run.recipe, run.seed) not in begun}.values():
-        append(chosen.results, untrained(run, task.metric))
+        append(chosen.results, untrained(run))
 
     def failed(run: Run, why: str) -> None:
-        append(chosen.results, {**start_of(run), "failed": why})
+        say_failed(run, why)
+        if NOT_FINITE.fullmatch(why):  # all else, such as too little memory, says nothing of the link
+            append(chosen.results, {**start_of(run), "failed": why})
 
     complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=small, failed=failed)
 
@@ -318,7 +317,10 @@ def main() -> None:
         "--cost-results", type=Path, default=ROOT / "benchmarks" / "results" / "calibration-cost.jsonl"
     )
     chosen = parser.parse_args()
-    named = [name for name in TASKS if name.startswith(tuple(re.split(",(?! )", chosen.tasks)))]
+    wanted = re.split(",(?! )", chosen.tasks)
+    if nameless := [text for text in wanted if not any(name.startswith(text) for name in TASKS)]:
+        parser.error(f"--tasks must be beginnings of {'; '.join(TASKS)}, got {nameless[0]!r}.")
+    named = [name for name in TASKS if name.startswith(tuple(wanted))]
     known = {link for name in named for link in TASKS[name].links}
     if unknown := set((chosen.links or "").split(",")) - known - {""}:
         parser.error(f"--links must be of the tasks' {', '.join(sorted(known))}, got {unknown.pop()}.")

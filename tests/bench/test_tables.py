@@ -5,6 +5,7 @@ import importlib
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,42 @@ def test_msc_does_the_links_of_a_class_one_after_the_other(benchmark):
         assert len({(name, seed) for name, _, seed in runs[start : start + 2]}) == 1
     for start in range(41, 59, 3):
         assert len({(name, seed) for name, _, seed in runs[start : start + 3]}) == 1
+
+
+def test_the_networks_of_calibration_before_training_serve_all_tasks_that_share_them(
+    benchmark, tmp_path, monkeypatch, capsys
+):
+    script = benchmark("calibration")
+    monkeypatch.setattr("taufree.experiments.recipes.digits.linear_accuracy", lambda *_: 50.0)  # it is slow
+    few = script.Task("digits", script.DigitsSettings(epochs=1), "linear", ("free",), 1)
+    monkeypatch.setattr(script, "TASKS", {"one": few, "one, knn": replace(few, metric="knn")})
+    chosen = argparse.Namespace(
+        data=None, device="cpu", seeds=None, links=None, jobs=1, runs=tmp_path, results=tmp_path / "lines"
+    )
+    done = []
+    monkeypatch.setattr(script, "complete", lambda runs, *_, **options: done.append((runs, options)))
+    script.train("one", chosen)
+    [line] = script.read(chosen.results)
+    assert set(line["metrics"]) == {"knn", "linear"}
+    # Of runs that failed, only those whose loss was not finite tell something of the link.
+    runs, options = done[0]
+    options["failed"](runs[0], "its process ended with exit code -9")
+    options["failed"](runs[0], "the loss became nan in epoch 3.")
+    assert [line.get("failed") for line in script.read(chosen.results)[1:]] == [
+        "the loss became nan in epoch 3."
+    ]
+    curves = {"effective_dimension": [3.0], "temperature_at_zero": [0.5]}
+    run = {**script.start_of(runs[0]), "metrics": {"knn": 90.0, "linear": 0.0}, "curves": curves}
+    every = [line, {**run, "seconds": 1.0}]
+    for name, collapsed in (("one", 1), ("one, knn", 0)):
+        capsys.readouterr()
+        script.table(name, every)
+        assert f"| {collapsed} | 1 | 1.0 |" in capsys.readouterr().out
+
+
+def test_calibration_refuses_tasks_that_there_are_not(benchmark, monkeypatch, capsys):
+    script = benchmark("calibration")
+    monkeypatch.setattr(sys, "argv", ["script", "--tasks", "digits,imagenete", "--table"])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "got 'imagenete'" in capsys.readouterr().err
