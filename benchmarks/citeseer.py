@@ -106,7 +106,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.table:
         complete(runs(chosen), chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned)
-    lines = read(chosen.results)
+    lines = [line for line in read(chosen.results) if line["settings"]["epochs"] == chosen.epochs]
     for mask, title in (("nt-xent", "Without self-pairs"), ("pygcl", "With PyGCL's mask")):
         print(f"\n### {title}\n")
         if part := [line for line in lines if line["settings"]["mask"] == mask]:

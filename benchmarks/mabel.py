@@ -108,6 +108,7 @@ def base_line(chosen: argparse.Namespace, model: str, device: str) -> dict:
     return {
         "kind": "base",
         "model": model,
+        "subset": chosen.subset,
         "weights": fingerprint(model),
         "metrics": found,
         "stsb": sentences.evaluate(encoder),
@@ -116,6 +117,11 @@ def base_line(chosen: argparse.Namespace, model: str, device: str) -> dict:
         "versions": versions(),
         "hardware": hardware(torch.device(device)),
     }
+
+
+def subset_of(base: dict) -> int:
+    """The examples at most that a model was judged by; 0 is all."""
+    return base.get("subset", 0)
 
 
 def plan(chosen: argparse.Namespace, model: str) -> list[tuple[str, Settings, tuple[str, ...], int]]:
@@ -144,7 +150,7 @@ def run(chosen: argparse.Namespace) -> None:
         raise SystemExit(
             f"{chosen.results} has results of another {model}: bring that back, or name another file."
         )
-    if not bases:
+    if chosen.subset not in map(subset_of, bases):
         append(chosen.results, base_line(chosen, model, device))
     runs = [
         Run(recipe, link, seed, settings, precision, device, chosen.data)
@@ -213,10 +219,11 @@ def table(chosen: argparse.Namespace) -> None:
     if not lines:
         print(f"{chosen.results} holds nothing yet.")
     for base in (line for line in lines if line["kind"] == "base"):
+        same = {"model": base["model"], "subset": subset_of(base)}
         of_model = [
-            line for line in lines if line["kind"] == "run" and line["settings"]["model"] == base["model"]
+            line for line in lines if line["kind"] == "run" and same.items() <= line["settings"].items()
         ]
-        print(f"\n### {base['model']}\n")
+        print(f"\n### {base['model']}" + f", subset {same['subset']}" * (same["subset"] > 0) + "\n")
         if base["pretraining"]:
             made = base["pretraining"]
             print(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -81,6 +81,14 @@ def train(chosen: argparse.Namespace, settings: MSCSettings, device: str, precis
             complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=recorded)
     except KeyboardInterrupt:
         print("Stopped; the same command goes on.")
+
+
+def kind(settings: dict) -> str:
+    """What is not the same in all runs but class, link and seed."""
+    text = "{backbone}, {epochs} epochs, batches of {batch_size}".format(**settings)
+    for name in ("crop", "subset"):
+        text += f", {name} {settings[name]}" * (settings[name] != getattr(MSCSettings, name))
+    return text + ", float32" * (settings.get("precision") == "32-true")
 
 
 def table(lines: list[dict]) -> None:
@@ -236,14 +244,13 @@ def main() -> None:
         return
     if not chosen.table:
         train(chosen, settings, device, precision)
-    by_backbone: dict[tuple, list[dict]] = {}
+    parts: dict[str, list[dict]] = {}
     for line in read(chosen.results):
-        backbone = (line["settings"]["backbone"], line["settings"]["epochs"], line["settings"]["batch_size"])
-        by_backbone.setdefault(backbone, []).append(line)
-    for (backbone, epochs, batch_size), lines in by_backbone.items():
-        print(f"\n### {backbone}, {epochs} epochs, batches of {batch_size}\n")
+        parts.setdefault(kind(line["settings"]), []).append(line)
+    for title, lines in parts.items():
+        print(f"\n### {title}\n")
         table(lines)
-        if (backbone, epochs, batch_size) == ("resnet50-v1", MSCSettings.epochs, MSCSettings.batch_size):
+        if title == kind(asdict(MSCSettings(backbone="resnet50-v1"))):
             draw(lines, FIGURE)
 
 

@@ -47,6 +47,7 @@ def dcrec_line(run):
 
 def msc_line(name, link, seed):
     settings = {"normal": name, "backbone": "resnet50-v1", "epochs": 25, "batch_size": 32}
+    settings |= {"crop": 224, "subset": 0, "precision": "bf16-mixed"}
     metrics = {"auc": 95 + random.Random(name + link).random() + seed / 10, "gain": 1.0}
     return {"link": link, "seed": seed, "settings": settings, "metrics": metrics, "seconds": 20.0}
 
@@ -177,3 +178,36 @@ def test_calibration_refuses_tasks_that_there_are_not(benchmark, monkeypatch, ca
     with pytest.raises(SystemExit):
         script.main()
     assert "got 'imagenete'" in capsys.readouterr().err
+
+
+def test_runs_that_only_tried_a_script_are_not_counted_with_the_others(
+    benchmark, tmp_path, monkeypatch, capsys
+):
+    script = benchmark("msc")
+    monkeypatch.setattr(script, "FIGURE", tmp_path / "msc.png")
+    lines = [msc_line("cat", link, 0) for link in ("free", "0.25")]
+    tried = [{**line, "settings": {**line["settings"], "subset": 64}} for line in lines]
+    shown = printed(script, [*lines, *tried], tmp_path / "lines", monkeypatch, capsys)
+    parts = shown.split("### resnet50-v1, 25 epochs, batches of 32")
+    assert [part.partition("\n")[0] for part in parts] == ["", "", ", subset 64"]
+    assert all("2 runs" in part for part in parts[1:])
+
+    script = benchmark("citeseer")
+    metrics = dict.fromkeys(("micro", "macro", "pygcl_micro", "pygcl_macro"), 60.0)
+    lines = [
+        {"link": "free", "seed": 0, "settings": {"mask": "nt-xent", "epochs": epochs}, "metrics": metrics}
+        for epochs in (1000, 3)
+    ]
+    lines = [{**line, "seconds": 1.0} for line in lines]
+    assert "| 1 | 1.0 |" in printed(script, lines, tmp_path / "lines", monkeypatch, capsys)
+
+    script = benchmark("mabel")
+    made = {"kind": "base", "model": "m", "pretraining": None, "stsb": {"test": 1.0, "dev": 2.0}}
+    settings = {"model": "m", "subset": 0}
+    run = {"kind": "run", "recipe": "sentences", "link": "free", "seed": 0, "metrics": made["stsb"]}
+    lines = [made, {**made, "subset": 8}, *({**run, "settings": {**settings, "subset": n}} for n in (0, 8))]
+    (tmp_path / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    script.table(argparse.Namespace(results=tmp_path / "lines"))
+    parts = capsys.readouterr().out.split("### m")[1:]
+    assert [part.partition("\n")[0] for part in parts] == ["", ", subset 8"]
+    assert all("| free | 1.00 | 2.00 | 1 |" in part for part in parts)
