@@ -1,5 +1,8 @@
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scipy.stats import spearmanr
 from torch.nn.functional import cosine_similarity
 
@@ -76,6 +79,16 @@ def test_a_damaged_benchmark_is_refused(data, headless):
     (data / "stsb" / "dev.csv").unlink()
     with pytest.raises(ValueError, match="is not there"):
         begun(data, headless)
+
+
+def test_an_encoder_without_all_its_weights_is_refused(data, headless, tmp_path):
+    folder = shutil.copytree(headless, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["wrapped.pooler"] = weights.pop("encoder.layer.0.output.dense.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    missing = r"lacks 1 of its weights, bert\.encoder\.layer\.0\.output\.dense\.weight among them\.$"
+    with pytest.raises(ValueError, match=missing):
+        begun(data, folder)
 
 
 def test_an_empty_part_of_the_benchmark_is_refused(tmp_path):

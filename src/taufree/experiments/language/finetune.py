@@ -62,6 +62,12 @@ class FineTuning(Recipe):
                 f"model must be a whole masked language model, but {chosen.model} lacks {len(missing)} of "
                 f"its weights, {missing[0]} among them; taufree pretrain-mlm adapts it."
             )
+        # They would be random, and other ones for each link of a seed.
+        if lacking := [name for name in missing if name.startswith(f"{self.pretrained.base_model_prefix}.")]:
+            raise ValueError(
+                f"model must be a whole encoder, but {chosen.model} lacks {len(lacking)} of its weights, "
+                f"{lacking[0]} among them."
+            )
         self.kinds = len(pairs[0])
         self.tokens = tokenise(self.tokenizer, [one for pair in pairs for one in pair], chosen.length)
         self.steps = len(pairs) // chosen.batch_size
