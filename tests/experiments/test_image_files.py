@@ -41,6 +41,24 @@ def test_held_out_images_may_be_called_test(folder):
     )
 
 
+@pytest.mark.parametrize(
+    ("train", "val"), [("train", "valid"), ("Train", "Test"), ("training", "validation")]
+)
+def test_parts_of_another_name_are_not_taken_for_classes(folder, train, val):
+    (folder / "val").rename(folder / val)
+    (folder / "train").rename(folder / train)
+    with pytest.raises(
+        ValueError, match=f"holds {train} and {val} with the same folder flower; .* val or test"
+    ):
+        find_images(folder)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_folder(tmp_path, 12)
+    (tmp_path / "temple").rename(tmp_path / "train")
+    assert find_images(tmp_path).classes == ("flower", "train")
+
+
 def test_classes_alone_are_split_by_their_names(tmp_path):
     write_folder(tmp_path, 12)
     found = find_images(tmp_path)

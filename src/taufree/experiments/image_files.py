@@ -74,6 +74,7 @@ def find_images(folder: Path) -> Listing:
     if held_out and (folder / "train").is_dir():
         train, val = (_in_folder(folder / part) for part in ("train", held_out))
         return _listing(folder, train, val)
+    _refuse_parts(folder)
     train, val = {}, {}
     for name, files in _in_folder(folder).items():
         if len(files) < 2:
@@ -179,6 +180,20 @@ def _class_folders(folder: Path) -> list[Path]:
             "folders, but holds no folder."
         )
     return classes
+
+
+def _refuse_parts(folder: Path) -> None:
+    """Parts of another name, such as train and valid, would be taken for classes."""
+    inner = {
+        one.name: {path.name for path in one.iterdir() if path.is_dir()} for one in _class_folders(folder)
+    }
+    for part in inner.keys() & {"train", "Train", "training"}:
+        for name in inner.keys() - {part}:
+            if shared := inner[part] & inner[name]:
+                raise ValueError(
+                    f"{folder} holds {part} and {name} with the same folder {min(shared)}; the part to train "
+                    "with must be called train, that to validate with val or test."
+                )
 
 
 def _listing(folder: Path, train: dict[str, list[_Place]], val: dict[str, list[_Place]]) -> Listing:
