@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from taufree.experiments import images as module
 from taufree.experiments.image_files import find_images
@@ -40,6 +40,36 @@ def test_images_are_what_pillow_reads(folder):
         assert found.labels[number] == file.label
     assert found.sizes.tolist() == [[48, 56]] * 24
     assert found.bytes == 24 * 48 * 3 * 56
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
+def test_a_photograph_stands_as_viewers_show_it(folder, kind):
+    shutil.rmtree(folder / "flower")
+    (folder / "flower").mkdir()
+    image = patches([(30, 40)])[0]
+    expected = {}
+    for tag in range(1, 9):
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = tag
+        path = folder / "flower" / f"{tag}.{kind}"
+        image.save(path, exif=exif)
+        with Image.open(path) as opened:
+            expected[f"flower/{path.name}"] = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
+    listing = find_images(folder)
+    found = load_images(listing, 160)
+    for number, file in enumerate((*listing.train, *listing.val)):
+        if file.name in expected:
+            height, width = found.sizes[number].tolist()
+            pixels = found.lines[number, :height, :, :width].permute(0, 2, 1).numpy()
+            assert np.array_equal(pixels, expected.pop(file.name))
+    assert expected == {}
+    assert found.skipped == ()
+
+
+def test_damaged_tags_make_no_image_unreadable():
+    image = patches([(30, 40)])[0]
+    raw = encoded(image, "jpeg", exif=b"Exif\0\0no tags at all")
+    assert decode(raw, 160).shape == (30, 3, 40)
 
 
 def test_the_next_run_decodes_nothing_and_a_changed_image_is_decoded_again(folder, monkeypatch):

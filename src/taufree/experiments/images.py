@@ -16,15 +16,21 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
+from PIL.Image import Transpose
 from torch import Tensor
 
 from taufree.experiments.image_files import ImageFile, Listing
 
-FORMAT = 2
+FORMAT = 3
 """Of the cached files; another number leaves those of before alone."""
 SHARE = 0.5
 """Of a device's free memory, that images may take."""
+TURNS = {
+    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
+}  # fmt: skip
+"""What a viewer does for each orientation that EXIF knows."""
 Bytes = NDArray[np.uint8]
 Item = TypeVar("Item")
 
@@ -127,7 +133,8 @@ def decode(raw: bytes, side: int) -> Bytes:
 
     Any mode but floating point, of which no one knows what is white.
     """
-    with Image.open(BytesIO(raw)) as opened:
+    with Image.open(BytesIO(raw)) as file:
+        opened = _upright(file)
         if opened.mode == "F":
             raise ValueError("floating-point numbers have no white.")
         if opened.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255: all white
@@ -144,6 +151,22 @@ def decode(raw: bytes, side: int) -> Bytes:
     return np.ascontiguousarray(pixels.transpose(0, 2, 1))
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as viewers show it: a camera that is held on its side leaves the turn to a tag."""
+    if _turn(image) is not None:
+        image.load()  # Pillow turns a TIFF by itself, and the tag is gone
+        if (turn := _turn(image)) is not None:
+            return image.transpose(turn)
+    return image
+
+
+def _turn(image: Image.Image) -> Transpose | None:
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged tags, which can raise anything, make no image unreadable
+        return None
+
+
 def _decode_all(listing: Listing, side: int, folder: Path) -> None:
     """Write the folder: ``lines.npy``, one array of bytes, and ``about.json``, all else."""
     files = (*listing.train, *listing.val)
@@ -151,7 +174,8 @@ def _decode_all(listing: Listing, side: int, folder: Path) -> None:
 
     def size_of(file: ImageFile) -> tuple[int, int] | None:
         try:
-            with Image.open(BytesIO(file.read())) as image:
+            with Image.open(BytesIO(file.read())) as opened:
+                image = _upright(opened)
                 return stored_size(image.height, image.width, side)
         except Exception:  # a damaged file can raise anything
             return None
