@@ -51,6 +51,13 @@ def test_the_newest_wins_and_the_older_go(checkpoint):
     assert checkpoint.load(tied())["epoch"] == 10
 
 
+def test_a_file_of_someone_else_is_left_alone(checkpoint):
+    checkpoint.save(1, tied(), {"epoch": 1})
+    (checkpoint.path / ".DS_Store").touch()
+    checkpoint.save(2, tied(), {"epoch": 2})
+    assert sorted(entry.name for entry in checkpoint.path.iterdir()) == [".DS_Store", "epoch-2"]
+
+
 def test_a_crash_before_the_old_one_is_removed(checkpoint, tmp_path):
     checkpoint.save(9, tied(), {"epoch": 9})
     shutil.copytree(checkpoint.path / "epoch-9", tmp_path / "old")

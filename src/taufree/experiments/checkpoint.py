@@ -44,7 +44,7 @@ class Checkpoint:
             reason = str(error).splitlines()[0]
             raise BadInputError(f"the checkpoint {final} could not be written: {reason}") from error
         for entry in self.path.iterdir():
-            if entry != final:
+            if entry != final and entry.is_dir():  # file managers leave files of their own everywhere
                 shutil.rmtree(entry)
 
     def load(self, model: nn.Module) -> dict[str, Any] | None:
