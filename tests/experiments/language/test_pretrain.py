@@ -52,7 +52,8 @@ def test_an_encoder_becomes_a_masked_language_model_that_predicts_better(data, h
     assert load_masked_lm(str(tmp_path / "out"))[1] == []
     assert not (tmp_path / "out" / "checkpoint").exists()
     weights = (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns
-    assert pretrain(str(headless), data, tmp_path / "out", SETTINGS) == found
+    assert pretrain(str(headless), data, tmp_path / "out", SETTINGS, note=notes.append) == found
+    assert "is not trained again, even if the data have changed" in notes[1]
     assert (tmp_path / "out" / "model.safetensors").stat().st_mtime_ns == weights
     with pytest.raises(ValueError, match="holds a model trained otherwise"):
         pretrain(str(headless), data, tmp_path / "out", PretrainSettings(epochs=1))

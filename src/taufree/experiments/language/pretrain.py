@@ -114,6 +114,7 @@ def pretrain(
             record, lambda: json.loads(record.read_text(encoding="utf-8"))
         )
         _check_same(asked, there, out)
+        note(f"{out} holds this model already; it is not trained again, even if the data have changed.")
         return there
     if Path(model).resolve() == out.resolve():
         raise ValueError(f"out must be another folder than the model's, which it would replace, got {out}.")
