@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ def test_a_missing_gpu_is_named_and_auto_does_without(monkeypatch):
 
 def test_what_is_recorded():
     assert versions()["torch"] == torch.__version__.split("+")[0]
+    if find_spec("transformers"):
+        assert versions()["transformers"]
     found = hardware(torch.device("cpu"))
     assert found["device"] == "cpu"
     assert found["cpu"]

@@ -57,6 +57,7 @@ def versions() -> dict[str, str]:
         "triton",
         "lightning",
         "torch-geometric",
+        "transformers",
         "numpy",
         "scikit-learn",
     ):
