@@ -120,7 +120,7 @@ def test_the_first_half_and_all_statistics_stay_and_the_second_half_learns(cifar
     assert all(weight.grad is None for weight in training.weights.frozen.parameters())
 
 
-def test_a_score_is_the_sum_of_the_two_smallest_squared_distances(cifar, tmp_path):
+def test_a_score_is_the_sum_of_the_two_smallest_squared_distances(cifar, tmp_path, monkeypatch):
     run = tiny(cifar, learning_rate=1e-3)
     training = begun(run)
     untrained = auc(*brute(training))
@@ -130,7 +130,10 @@ def test_a_score_is_the_sum_of_the_two_smallest_squared_distances(cifar, tmp_pat
     scores, anomalous = brute(training)
     assert found["auc"] == pytest.approx(auc(scores, anomalous), abs=1e-9)
     assert found["gain"] == pytest.approx(found["auc"] - untrained, abs=1e-9)
-    training.list_scores(tmp_path / "scores.csv")
+    with monkeypatch.context() as windows:
+        windows.setattr("os.linesep", "\r\n")  # which is put in where text is written, and nowhere before
+        training.list_scores(tmp_path / "scores.csv")
+    assert b"\r" not in (tmp_path / "scores.csv").read_bytes()
     rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
     assert list(rows[0]) == ["image", "class", "anomalous", "score"]
     written = np.array([float(row["score"]) for row in rows])

@@ -226,7 +226,7 @@ class Training:
         """Write a line for each example that the recipe scores, if it scores any."""
         self.model.eval()
         if (rows := self.recipe.scores(self.model)) and self.fabric.is_global_zero:
-            write_whole(path, pd.DataFrame(rows).to_csv(index=False))
+            write_whole(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write all that :meth:`restore` needs; rank 0 does."""
