@@ -66,6 +66,14 @@ def test_a_photograph_stands_as_viewers_show_it(folder, kind):
     assert found.skipped == ()
 
 
+def test_a_palette_with_transparency_has_its_colours_and_no_warning(recwarn):
+    image = patches([(30, 40)])[0].quantize()
+    image.info["transparency"] = bytes(range(256))
+    pixels = decode(encoded(image), 160)
+    assert np.array_equal(pixels.transpose(0, 2, 1), np.array(image.convert("RGBA"))[..., :3])
+    assert not recwarn.list
+
+
 def test_damaged_tags_make_no_image_unreadable():
     image = patches([(30, 40)])[0]
     raw = encoded(image, "jpeg", exif=b"Exif\0\0no tags at all")

@@ -141,6 +141,8 @@ def decode(raw: bytes, side: int) -> Bytes:
             image = Image.fromarray((np.asarray(opened) / 257).clip(0, 255).round().astype(np.uint8))
         else:
             image = opened
+        if image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")  # the same colours, without Pillow's warning
         image = image.convert("RGB")
     height, width = stored_size(image.height, image.width, side)
     if (shrink := side / min(image.size)) < 1:
