@@ -42,6 +42,10 @@ def test_a_sentence_ends_with_its_line_alone(tmp_path):
             lambda folder: (folder / "more.jsonl").write_text('{"sentence1": "a"}'),
             "more.jsonl:1 must be JSON",
         ),
+        (
+            lambda folder: (folder / "more.jsonl").write_bytes(b'{"sentence1": "\xe9"}'),
+            r"more.jsonl:1 must be JSON in UTF-8 .*\(UnicodeDecodeError\)",
+        ),
         (lambda folder: [path.unlink() for path in folder.iterdir()], "must hold s1"),
         (lambda folder: folder.rename(folder.with_name("other")), "need --data FOLDER with snli or mnli"),
     ],

@@ -94,13 +94,13 @@ def _read_columns(*paths: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, str, str]]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:  # json decodes them, so that what is no UTF-8 has a line's number too
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
                 yield row["sentence1"].strip(), row["sentence2"].strip(), row["gold_label"]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
-                    f"{path}:{number} must be JSON with sentence1, sentence2 and gold_label "
+                    f"{path}:{number} must be JSON in UTF-8 with sentence1, sentence2 and gold_label "
                     f"({type(error).__name__})."
                 ) from error
