@@ -25,7 +25,6 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-import torch
 from calibration_cost import cost
 from calibration_figures import overview, sizes
 from lines import EVERY, append, complete, head, read, row, say_failed, stopping, thinned

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
-from PIL.Image import Transpose
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from taufree.experiments.image_files import ImageFile, Listing
@@ -26,11 +25,6 @@ FORMAT = 3
 """Of the cached files; another number leaves those of before alone."""
 SHARE = 0.5
 """Of a device's free memory, that images may take."""
-TURNS = {
-    2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90,
-}  # fmt: skip
-"""What a viewer does for each orientation that EXIF knows."""
 Bytes = NDArray[np.uint8]
 Item = TypeVar("Item")
 
@@ -155,18 +149,12 @@ def decode(raw: bytes, side: int) -> Bytes:
 
 def _upright(image: Image.Image) -> Image.Image:
     """The image as viewers show it: a camera that is held on its side leaves the turn to a tag."""
-    if _turn(image) is not None:
-        image.load()  # Pillow turns a TIFF by itself, and the tag is gone
-        if (turn := _turn(image)) is not None:
-            return image.transpose(turn)
-    return image
-
-
-def _turn(image: Image.Image) -> Transpose | None:
     try:
-        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # else it need not be decoded
+            return ImageOps.exif_transpose(image)
     except Exception:  # damaged tags, which can raise anything, make no image unreadable
-        return None
+        pass
+    return image
 
 
 def _decode_all(listing: Listing, side: int, folder: Path) -> None:
