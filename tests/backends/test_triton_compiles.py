@@ -115,3 +115,21 @@ def test_every_launch_over_ranks_compiles(case, link, compiled):
     engine.pull(shard, known[:24], wanted=contrast.keys is not None)
     assert {"tile_sums", "tile_coefficients"} <= {key[0] for key in set(compiled) - own}
     assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize("case", ["symmetric", "views", "labels"])
+def test_sums_kept_apart_stay_within_their_room(case, monkeypatch):
+    """They are kept tile by tile, along rows and along columns; neither may grow with the square of N."""
+    kept = []
+
+    def note(kernel, programs, *arguments, **options):
+        if kernel.__name__ == "tile_sums":
+            kept.extend(x.nbytes for x in arguments[7:9])
+
+    for module in (launch, rows):
+        monkeypatch.setattr(module, "start", note)
+    monkeypatch.setattr(launch, "PARTIAL", 3 * 4 * 4096)  # one column of tiles
+    a, b = torch.ones(2, 2048 if case == "views" else 4096, 8).bfloat16()
+    backend.loss(CASES[case](a, b), LINKS["gain"], 0.5)
+    assert len(kept) >= 2 * 4096 // (128 * 3)
+    assert max(kept) <= launch.PARTIAL

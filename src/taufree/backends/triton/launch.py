@@ -89,12 +89,13 @@ def add_sums(block: Block, mode: Mode, link: Link, rows: Tensor, cols: Tensor) -
     row_tiles, options = -(-u.n // config.bm), block.options(mode, config, link)
     step = v.n if atomic else max(1, PARTIAL // (4 * parts * u.n)) * config.bn
     for first in range(0, v.n, step):
+        seen = cols[:, first : first + step]
         col_tiles = -(-min(step, v.n - first) // config.bn)
         along, across = rows, cols
         if not atomic:
             none = 0.0 if plain else -torch.inf
             along = rows.new_full((parts, col_tiles, u.n), none)
-            across = rows.new_full((parts, row_tiles, v.n), none) if options["COLS"] else along
+            across = rows.new_full((parts, row_tiles, seen.shape[1]), none) if options["COLS"] else along
             for logits in (along[2:], across[2:]):
                 logits.zero_()
         start(
@@ -102,7 +103,7 @@ def add_sums(block: Block, mode: Mode, link: Link, rows: Tensor, cols: Tensor) -
             u.n, v.n, first, row_tiles, col_tiles, block.shift, link.delta, ATOMIC=atomic, **options,
         )  # fmt: skip
         if not atomic:
-            for total, found in [(rows, along)] + ([(cols, across)] if options["COLS"] else []):
+            for total, found in [(rows, along)] + ([(seen, across)] if options["COLS"] else []):
                 if plain:
                     total += found.sum(1)
                 else:

@@ -151,8 +151,9 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
-    logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, M]. With LABELS
-    the first dimension is 3: the negatives' weights, the positives', and the positives' logits.
+    logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, width], of the
+    ``width`` columns from first_col on. With LABELS the first dimension is 3: the negatives' weights, the
+    positives', and the positives' logits.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = ti * BM, first_col + tj * BN
@@ -160,6 +161,7 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         if col + BN <= row + 1:
             return
     i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    k, width = j - first_col, tl.minimum(M - first_col, col_tiles * BN)
     c, gap, rise, _, _ = _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK)
     if LABELS:
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
@@ -178,9 +180,9 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         _put(rows_out, tj, col_tiles, N, 1, i, _sum(positives, 1, LINK), ATOMIC)
         _put(rows_out, tj, col_tiles, N, 2, i, tl.sum(logit, 1), ATOMIC)
         if COLS:
-            _put(cols_out, ti, row_tiles, M, 0, j, _sum(negatives, 0, LINK), ATOMIC)
-            _put(cols_out, ti, row_tiles, M, 1, j, _sum(positives, 0, LINK), ATOMIC)
-            _put(cols_out, ti, row_tiles, M, 2, j, tl.sum(logit, 0), ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 0, k, _sum(negatives, 0, LINK), ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 1, k, _sum(positives, 0, LINK), ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 2, k, tl.sum(logit, 0), ATOMIC)
     elif LINK == ODDS or LINK == EXP:
         if LINK == ODDS:  # weight = times * r - less
             r, times, less = reciprocals(gap, BM, BN), 2.0 * (1.0 + delta), 1.0
@@ -199,14 +201,14 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
             across = tl.sum(weight, 0)
         _put(rows_out, tj, col_tiles, N, 0, i, along, ATOMIC)
         if COLS:
-            _put(cols_out, ti, row_tiles, M, 0, j, across, ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 0, k, across, ATOMIC)
     else:
         logit = logit_of(c, gap, rise, tl.load(scale), LINK)
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
         if COLS:
-            _put(cols_out, ti, row_tiles, M, 0, j, _log_sum(logit, 0), ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 0, k, _log_sum(logit, 0), ATOMIC)
 
 
 @triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
