@@ -133,3 +133,13 @@ def test_sums_kept_apart_stay_within_their_room(case, monkeypatch):
     backend.loss(CASES[case](a, b), LINKS["gain"], 0.5)
     assert len(kept) >= 2 * 4096 // (128 * 3)
     assert max(kept) <= launch.PARTIAL
+
+
+@pytest.mark.parametrize(("generation", "room"), [((9, 0), 227), ((10, 0), 227), ((12, 0), 99)], ids=str)
+def test_pairs_fit_the_memory_of_a_multiprocessor(generation, room, monkeypatch):
+    """In KiB: rows and columns, each a pair of float16, in every stage that is on its way."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: generation)
+    config = launch.tile_config(rows.ODDS, False, rows.Mode.of(torch.ones(1)))
+    waiting = config.stages if generation < (12, 0) else config.stages - 1
+    assert waiting * (config.bm + config.bn) * config.bk * 2 * 2 / 1024 <= room - 2
