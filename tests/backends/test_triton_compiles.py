@@ -143,3 +143,10 @@ def test_pairs_fit_the_memory_of_a_multiprocessor(generation, room, monkeypatch)
     config = launch.tile_config(rows.ODDS, False, rows.Mode.of(torch.ones(1)))
     waiting = config.stages if generation < (12, 0) else config.stages - 1
     assert waiting * (config.bm + config.bn) * config.bk * 2 * 2 / 1024 <= room - 2
+
+
+def test_on_amd_auto_does_not_choose_them(monkeypatch):
+    """They have inline instructions of NVIDIA's; PyTorch calls such a device cuda, of a high capability."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 4))
+    assert "AMD" in backend._machine("cuda", 0)

@@ -57,6 +57,8 @@ def _machine(device: str, index: int | None) -> str | None:
         return None
     if device != "cuda":
         return f"the kernels run on a CUDA device, the inputs are on {device}."
+    if torch.version.hip:  # where PyTorch says "cuda" as well
+        return "the kernels have instructions of NVIDIA's GPUs, this is one of AMD's."
     if torch.cuda.get_device_capability(index) < (8, 0):
         return "the kernels need a GPU of compute capability 8.0 or newer."
     return None
