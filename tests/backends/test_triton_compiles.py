@@ -150,3 +150,12 @@ def test_on_amd_auto_does_not_choose_them(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 4))
     assert "AMD" in backend._machine("cuda", 0)
+
+
+def test_a_rank_without_shared_negatives_keeps_the_digits_of_the_others():
+    """float32 rows of another rank would be rounded to the bfloat16 of all that this one has."""
+    a = torch.randn(4, 8).bfloat16()
+    make, inputs = backend.engine(Contrast(a, a, in_batch=False, queue=torch.empty(0, 8)), LogOdds())
+    engine = make(inputs, [False] * 5)
+    assert engine.mode.split
+    assert engine.queue is None

@@ -37,8 +37,10 @@ class Evaluation:
         made = list(state)
         if made:
             self.z, self.positive = made.pop(0), made.pop(0)
-        self.units = [
-            None if x is None else Rows(x, self.mode, (made.pop(0), made.pop(0)) if made else None)
+        self.units = [  # a queue that is empty on this rank has had its say in the mode all the same
+            Rows(x, self.mode, (made.pop(0), made.pop(0)) if made else None)
+            if x is not None and len(x)
+            else None
             for x in (anchors, keys, queue)
         ]
         assert self.units[0] is not None

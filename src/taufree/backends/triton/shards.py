@@ -25,12 +25,11 @@ class Shards(Evaluation):
         anchors, keys, self.all_queue, self.extra, scale = inputs
         assert anchors is not None
         assert scale is not None
-        queue = None if self.all_queue is None or not len(self.all_queue) else self.all_queue
-        super().__init__(anchors, keys, queue, scale, *options)
+        super().__init__(anchors, keys, self.all_queue, scale, *options)
         self.plain = self.link.kind in (ODDS, EXP)
         self.none = 0.0 if self.plain else -torch.inf
         learns = wanted[4] and self.link.kind == SCALE
-        self.wanted = [wanted[0], wanted[1], wanted[2] and queue is not None, learns]
+        self.wanted = [wanted[0], wanted[1], wanted[2] and self.queue is not None, learns]
         self.wants_extra = wanted[3]
 
     def add_own(self) -> None:
