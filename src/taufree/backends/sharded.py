@@ -28,7 +28,7 @@ gradients of shared negatives          if wanted  M D x 4 (8 for float64), by re
 =====================================  =========  ==============================================
 
 By the ring the embeddings come in W - 1 messages instead, once for the forward and once more for the
-backward, and the gradients in W - 1.
+backward (and once before both to measure squared cosines), and the gradients in W - 1.
 
 Gradients are those of the sum over the ranks of what each of them calls backward on, which DDP divides by W.
 For "mean" and "sum" every rank holds the same loss, so that W times its gradient is divided by W; it must be
