@@ -114,6 +114,10 @@ def interpret():
         [loss(x, LogOdds(), None).tolist() for loss in (triton.loss, reference.loss)]
         for x in (Contrast(rows, labels=groups[:, 0]), Contrast(rows, rows.flip(1), ids=groups[:, 0]))
     ]
+    outside = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # the NaN that a GPU makes
+    rows.requires_grad_()
+    value = triton.loss(Contrast(rows, labels=groups[:, 0]), LogOdds(), 0.5)
+    found["NaN from outside"] = torch.autograd.grad(value, rows, outside)[0].isnan().tolist()
     torch.manual_seed(0)
     a = torch.randn(7, 5, requires_grad=True)
     first = triton.loss(Contrast(a, torch.randn(7, 5)), LogOdds(), None).sum()
@@ -174,6 +178,10 @@ def test_a_negative_that_agrees_with_its_anchor(interpreted):
 def test_ids_and_labels_may_be_columns_of_a_table(interpreted):
     for fused, dense in interpreted["strided"]:
         assert fused == pytest.approx(dense, rel=1e-5)
+
+
+def test_a_gradient_of_nan_does_not_become_zero(interpreted):
+    assert all(map(all, interpreted["NaN from outside"]))
 
 
 def test_deterministic_sums(interpreted):

@@ -59,5 +59,9 @@ def slope_of(gap, rise, scale, LINK: tl.constexpr):
 
 @triton.jit
 def tf32(x):
-    """float32 rounded to the 11 digits that TF32 keeps, half away from zero."""
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    """float32 rounded to the 11 digits that TF32 keeps, half away from zero.
+
+    NaN stays: a GPU's has all bits set, and would be carried over to a zero.
+    """
+    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
