@@ -114,6 +114,8 @@ def mismatch(rank, change):
     d, dtype = (6 if odd and change == "columns" else 5), torch.float64 if odd and change == "dtype" else None
     options = {"reduction": "sum" if odd and change == "reduction" else "mean"}
     options["link"] = Temperature(0.3 if odd and change == "link" else 0.2)
+    if change == "mode":
+        options["link"] = CalibratedLogOdds().train(not odd)
     if odd and change == "ids":
         options["ids"] = torch.arange(4)
     a, b = torch.ones(4, d, dtype=dtype), torch.ones(4, d, dtype=dtype)
@@ -189,7 +191,7 @@ def everything(rank, world):
     found["backward twice"] = backward_twice(rank)
     found["collectives"] = count_collectives(rank)
     found["largest"] = largest(world)
-    for change in ("columns", "dtype", "reduction", "link", "ids", "negative_keys"):
+    for change in ("columns", "dtype", "reduction", "link", "mode", "ids", "negative_keys"):
         found[f"mismatch, {change}"] = mismatch(rank, change)
     dist.barrier()
     if rank == 0 and world == min(WORLDS):  # the last one; the others leave

@@ -263,4 +263,7 @@ def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> s
         text += shown("negative_keys", contrast.own_negatives, "N")
         text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
-    return f"{text}, reduction={reduction!r}, backend={backend!r}, link={link!r}"
+    mode = ""
+    if type(link).calibrate is not Link.calibrate:  # to measure is to exchange sums
+        mode = " that measures" if link.training and torch.is_grad_enabled() else " at rest"
+    return f"{text}, reduction={reduction!r}, backend={backend!r}, link={link!r}{mode}"
