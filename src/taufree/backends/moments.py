@@ -139,6 +139,7 @@ class Squares:
         return unit
 
     def _unit_part(self, x: Tensor) -> Tensor:
+        """As :func:`normalize` has them, with a third of its kernels where float64 is wide enough."""
         if x.dtype == torch.float64:
             return normalize(x)[0]
         wide = x.to(wide_dtype(x.device))

@@ -109,14 +109,12 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
 
 
 def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
-    figures = {metric: accuracy_figure(lines, metric) for metric in metrics}
-    # Each temperature is a marker; the line of free alone has nothing to be compared with.
-    figures = {name: fig for name, fig in figures.items() if any("markers" in t.mode for t in fig.data)}
-    if figures:
-        page.heading("How much the temperature matters")
-    for metric, figure in figures.items():
+    if {line["link"] for line in lines} == {"free"}:  # a line across, with nothing to compare it with
+        return
+    page.heading("How much the temperature matters")
+    for metric in metrics:
         page.figure(
-            figure,
+            accuracy_figure(lines, metric),
             id=f"accuracy-{metric}",
             caption=f"{metric} by temperature, bars of one standard deviation. The line across is the free "
             "link, which has no temperature: below it a temperature did worse, above it better. "
