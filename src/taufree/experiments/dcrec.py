@@ -188,14 +188,16 @@ class DCRec(nn.Module):
         chosen = history.flatten()[item].flatten()
         inputs = vectors.index_select(0, chosen) + self.places.weight.index_select(0, place.flatten())
         inputs = normed(self.entry_norm, inputs).view(*slots.shape, -1)
-        strange = own[:, None, :, None] != own[:, None, None, :]
-        bias = torch.zeros_like(strange, dtype=inputs.dtype).masked_fill(strange, -torch.inf)
         ends = torch.where(place + 1 == torch.cat([end, end[:1]])[own], own, count).flatten()
         slot = torch.arange(slots.numel(), device=slots.device)
-        slot_of = slot.new_zeros(count + 1).scatter(0, ends, slot)[:-1]
-        wanted = torch.arange(times, device=slots.device)[:, None] * slots.numel() + slot_of
-        repeated = self.dropout(inputs.repeat(times, 1, 1)), bias.repeat(times, 1, 1, 1)
-        return encode(self.encoder, *repeated, wanted.flatten()).view(times, count, -1)
+        slot_of = slot.new_zeros(count + 1).scatter(0, ends, slot)
+        # Each time has groups of its own: the histories, and the empty slots.
+        time = torch.arange(times, device=slots.device)[:, None]
+        groups = own + (count + 1) * time[..., None]
+        wanted = slot_of + slots.numel() * time
+        repeated = self.dropout(inputs.repeat(times, 1, 1))
+        found = encode(self.encoder, repeated, groups.flatten(0, 1), wanted.flatten())
+        return found.view(times, count + 1, -1)[:, :-1]
 
     def _walk(self, graph: ItemGraph, vectors: Tensor) -> Tensor:
         """e + mean(e, Ae, AAe) of the items' vectors e, for the graph A."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import dropout, layer_norm, linear, scaled_dot_product_attention
+from torch_geometric.utils import softmax
 
 
 def normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -21,21 +22,25 @@ def normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     return torch.addcmul(norm.bias, layer_norm(x, norm.normalized_shape, eps=norm.eps), norm.weight)
 
 
-def encode(encoder: nn.TransformerEncoder, x: Tensor, bias: Tensor, wanted: Tensor) -> Tensor:
-    """What an encoder whose layers normalise after the sum makes of some places of x [N, T, width].
+def encode(encoder: nn.TransformerEncoder, x: Tensor, own: Tensor, wanted: Tensor) -> Tensor:
+    """What an encoder makes of a place of each group in x [N, T, width]; its layers normalise after the sum.
 
     Attention does not leave the layout of ``x``; PyTorch's module moves the sequence to the front and back.
-    After the last attention only the places that are wanted go on.
+    In the last layer only the places that are wanted look around.
 
     Args:
-        bias: [N, 1, T, T], added to the scores of the attention. A GPU wants T to be a multiple of 8.
-        wanted: [K], numbers n T + t of places; the result is [K, width].
+        own: [N, T], the group 0 to K - 1 that a place belongs to: places of one group, which are in one row,
+            see each other and nothing else. A GPU wants T to be a multiple of 8.
+        wanted: [K], the number n T + t of the place of each group; the result is [K, width].
     """
     *others, last = encoder.layers
+    strange = own[:, None, :, None] != own[:, None, None, :]
+    bias = torch.zeros_like(strange, dtype=x.dtype).masked_fill(strange, -torch.inf)
     for layer in others:
         x = _sum_up(layer, x, _attend(layer.self_attn, x, bias))
-    found, start = (y.flatten(0, 1).index_select(0, wanted) for y in (_attend(last.self_attn, x, bias), x))
-    return _sum_up(last, start, found)
+    x = x.flatten(0, 1)
+    asking = x.index_select(0, wanted)
+    return _sum_up(last, asking, _attend_once(last.self_attn, x, own.flatten(), asking))
 
 
 def _attend(attention: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -44,9 +49,29 @@ def _attend(attention: Any, x: Tensor, bias: Tensor) -> Tensor:
     split = together.view(*x.shape[:2], 3, attention.num_heads, -1)
     # Taken apart like this, the gradients are put together in the layout of ``x`` at once.
     query, key, value = (part.transpose(1, 2) for part in split.unbind(2))
-    share = attention.dropout if attention.training else 0.0
-    heads = scaled_dot_product_attention(query, key, value, bias, dropout_p=share)
+    heads = scaled_dot_product_attention(query, key, value, bias, dropout_p=_share(attention))
     return heads.transpose(1, 2).flatten(-2)
+
+
+def _attend_once(attention: Any, x: Tensor, own: Tensor, asking: Tensor) -> Tensor:
+    """[K, width]: a place of each group, ``asking``, attends to those of x [P, width] that are its own."""
+    count, width = asking.shape
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    query = linear(asking, weight[:width], bias[:width])
+    both = linear(x, weight[width:], bias[width:])
+    key, value = both.view(len(x), 2, attention.num_heads, -1).unbind(1)
+    asked = query.index_select(0, own).view_as(key)
+    # Sums over a group are added up one by one, which halves are too coarse for.
+    wide = torch.promote_types(key.dtype, torch.float32)
+    scores = (asked * key).sum(-1, dtype=wide) / key.shape[-1] ** 0.5
+    shares = dropout(softmax(scores, own, num_nodes=count), _share(attention))
+    seen = (shares[..., None] * value).flatten(1)
+    return seen.new_zeros(count, width).index_add(0, own, seen).to(key.dtype)
+
+
+def _share(attention: Any) -> float:
+    """Of the weights that are dropped."""
+    return attention.dropout if attention.training else 0.0
 
 
 def _sum_up(layer: Any, x: Tensor, heads: Tensor) -> Tensor:
