@@ -124,6 +124,26 @@ def test_the_gain_has_no_gradient_and_backward_uses_the_one_of_its_forward():
         torch.testing.assert_close(found, torch.autograd.grad(expected, a)[0], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_subclass_with_a_logit_of_its_own_is_heard(backend):
+    class Half(CalibratedLogOdds):
+        def logit(self, cosine, gap, rise):
+            return super().logit(cosine, gap, rise) / 2
+
+    link, a, b = Half(), rows().requires_grad_(), rows(seed=1)
+    loss = nt_xent(a, b, link=link, backend=backend)
+    gain = link.gain
+    assert gain > 2
+    nt_xent(rows(d=2000), rows(d=2000, seed=3), link=link)  # the gain moves on before the backward
+    assert link.gain > 2 * gain
+    loss.backward()
+    other = a.detach().clone().requires_grad_()
+    expected = nt_xent(other, b, link=LogOdds(gain / 2), backend=backend)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(a.grad, other.grad)
+
+
 def test_evaluation_measures_nothing():
     loss = NTXent(link=CalibratedLogOdds())
     loss(rows(), rows(seed=1))

@@ -6,6 +6,7 @@ it replaces are links as well, so that a comparison changes this one object and 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from numbers import Real
@@ -165,7 +166,7 @@ class CalibratedLogOdds(Link):
         """The gain the link has now."""
         return _calibrated_gain(self.moment).item()
 
-    def calibrate(self, measure: Callable[[], tuple[Tensor, Tensor]]) -> LogOdds:
+    def calibrate(self, measure: Callable[[], tuple[Tensor, Tensor]]) -> Link:
         if self.training and torch.is_grad_enabled():
             with torch.no_grad():
                 mean, error = measure()
@@ -174,7 +175,12 @@ class CalibratedLogOdds(Link):
                 low, high = mean - error, mean + error
                 held = self.moment.clamp(low, high)
                 self.moment.copy_(held.where(high < torch.inf, self.moment))  # not where it is NaN
-        return self._now()
+        # What is returned stays as it is when ``moment`` moves on, which may be before the backward.
+        if type(self).logit is CalibratedLogOdds.logit:
+            return self._now()
+        still = copy.copy(self)
+        still._buffers = {**self._buffers, "moment": self.moment.clone()}
+        return still
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
         return self._now().logit(cosine, gap, rise)
@@ -183,7 +189,6 @@ class CalibratedLogOdds(Link):
         return self._now().slope(cosine, gap, rise)
 
     def _now(self) -> LogOdds:
-        """A link that stays as it is when ``moment`` moves on, which may be before the backward."""
         return TensorGain(_calibrated_gain(self.moment), self.resolution)
 
     def extra_repr(self) -> str:
