@@ -10,7 +10,8 @@ from lightning.fabric import Fabric
 from lightning_utilities.core import rank_zero
 from torch.optim.lr_scheduler import LambdaLR
 
-from taufree.experiments.environment import choose_device, hardware, hush, versions
+from taufree.experiments import environment
+from taufree.experiments.environment import choose_device, compiles, hardware, hush, versions
 from taufree.experiments.run import BadInputError
 
 
@@ -33,6 +34,23 @@ def test_a_missing_gpu_is_named_and_auto_does_without(monkeypatch):
     assert choose_device("auto", "32-true") == "cpu"
     with pytest.raises(BadInputError, match="device cuda is not available"):
         choose_device("cuda", "32-true")
+
+
+@pytest.mark.parametrize(
+    ("device", "compiler", "capability", "hip", "expected"),
+    [
+        ("cuda", "there", (9, 0), None, True),
+        ("cuda", "there", (6, 1), None, False),  # the compiler would raise in the first step
+        ("cuda", None, (9, 0), None, False),  # as on Windows
+        ("cuda", "there", (6, 1), "6.2", True),  # AMD counts otherwise
+        ("cpu", "there", (9, 0), None, False),
+    ],
+)
+def test_nothing_is_compiled_where_no_compiler_is(monkeypatch, device, compiler, capability, hip, expected):
+    monkeypatch.setattr(environment, "find_spec", {"triton": compiler}.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert compiles(torch.device(device)) is expected
 
 
 def test_what_is_recorded():

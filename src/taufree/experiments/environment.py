@@ -8,6 +8,7 @@ import platform
 import warnings
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import torch
 
@@ -35,6 +36,14 @@ def choose_device(device: str, precision: str) -> str:
     if chosen == "cpu" and precision == "16-mixed":
         raise BadInputError("precision 16-mixed needs a GPU, use bf16-mixed on the CPU.")
     return chosen
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether ``torch.compile`` can make kernels for the device: its compiler is not there for every system,
+    nor for GPUs of before 2017."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def hush() -> None:

@@ -23,6 +23,7 @@ from taufree.experiments.augment import (
     draw_parameters,
 )
 from taufree.experiments.embedding import THUMBNAIL
+from taufree.experiments.environment import compiles
 from taufree.experiments.images import Images, ahead, fits
 from taufree.experiments.recipe import BatchSettings, Recipe
 
@@ -95,8 +96,9 @@ class ImageRecipe(Recipe):
         self._lines = self.images.lines.to(device) if self._resident else self.images.lines
         views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (augment, centre_view)
         if device.type == "cuda":
-            self._share_graphs(model)
             torch.backends.cudnn.benchmark = True
+        if compiles(device):
+            self._share_graphs(model)
             if not distributed.active():  # batch norms over ranks would cut the graph at every layer
                 for part in self.compiled(model):
                     part.compile(dynamic=False)

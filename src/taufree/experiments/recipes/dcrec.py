@@ -19,6 +19,7 @@ from taufree import Link, info_nce
 from taufree.experiments.catalogue_loss import catalogue_loss
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
 from taufree.experiments.dcrec_data import NEGATIVES, prepared
+from taufree.experiments.environment import compiles
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.packing import packed
 from taufree.experiments.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
@@ -177,7 +178,7 @@ class Recommendation(Recipe):
     def settle(self, model: nn.Module, device: torch.device) -> bool:
         # What is judged is the same after every epoch.
         self._judges = {part: self._judge(part, device) for part in self.parts}
-        if device.type == "cuda":
+        if compiles(device):
             network: Any = model
             network.compile_reading()
         return self.static
