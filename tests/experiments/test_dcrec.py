@@ -18,7 +18,7 @@ from taufree.cli import build
 from taufree.experiments.dcrec import DCRec, divergence
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.run import Run
-from taufree.experiments.runner import train
+from taufree.experiments.runner import seed_everything, train
 from tests.experiments.breaking_off import assert_goes_on
 from tests.experiments.shop import begun
 
@@ -139,6 +139,33 @@ def test_a_replayed_run_is_a_plain_one(shop, monkeypatch):
     assert replayed._step._recordings
     assert not replayed._step.waits
     assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+        ),
+    ],
+)
+def test_every_step_has_its_own_dropout_and_the_seed_says_which(shop, device):
+    """Also where it is compiled and replayed, which is from the fourth step on."""
+    training = begun(shop, dropout=0.5, device=device)
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.0
+    batch = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    training.model.train()
+
+    def losses():
+        seed_everything(0, "epoch", 0)
+        return [training._step(training.fabric.to_device(batch))[0][0].item() for _ in range(8)]
+
+    first, again, later = losses(), losses(), losses()
+    assert len(set(first)) == len(set(again)) == 8
+    assert later == pytest.approx(again, rel=1e-6)
 
 
 def walked(model, weights):
