@@ -202,6 +202,7 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
     print()
     for metric in last_metrics(lines):
         say_gaps(lines, metric, "calibrated", ["free"])
+        say_gaps(lines, metric, "gain=2", ["calibrated"])
         if metric != task.metric:
             for link in ("free", "gain=2", "calibrated"):
                 say_gaps(lines, metric, link, [best_temperature(lines, metric)])

@@ -119,8 +119,8 @@ def table(lines: list[dict]) -> None:
         cells = [describe(link), *(str(found[part]) for part in ("dev", "test"))]
         row(*cells, str(found["test"].seeds), f"{sum(seconds) / len(seconds):.0f}")
     print()
-    for link, other in product(("free", "calibrated"), spreads(lines)):
-        if link != other and (gap := difference(lines, "test", link, other)):
+    for part, link, other in product(("test", "dev"), ("free", "calibrated"), spreads(lines)):
+        if link != other and (gap := difference(lines, part, link, other)):
             print(f"- {gap}")
 
 

@@ -172,6 +172,35 @@ def test_the_networks_of_calibration_before_training_serve_all_tasks_that_share_
         assert f"| {collapsed} | 1 | 1.0 |" in capsys.readouterr().out
 
 
+def test_calibration_compares_a_gain_that_is_set_with_the_measured_one(benchmark, monkeypatch, capsys):
+    script = benchmark("calibration")
+    task = script.Task("digits", script.DigitsSettings(), "linear", ("gain=2", "calibrated"), 2)
+    monkeypatch.setattr(script, "TASKS", {"two": task})
+    chosen = argparse.Namespace(data=None, device="cpu", seeds=None, links=None)
+    curves = {"effective_dimension": [3.0], "temperature_at_zero": [0.5]}
+    lines = [
+        {**script.start_of(run), "metrics": {"linear": 90.0 + (run.link == "gain=2")}, "curves": curves}
+        for run in script.runs_of("two", chosen)
+    ]
+    before = [{**line, "link": script.UNTRAINED, "metrics": {"linear": 50.0}} for line in lines]
+    script.table("two", [*before, *({**line, "seconds": 1.0} for line in lines)])
+    assert "- linear: gain 2 minus calibrated is +1.00 (95 % interval" in capsys.readouterr().out
+
+
+def test_sts_b_has_differences_of_both_parts(benchmark, capsys):
+    script = benchmark("stsb")
+    found = {"free": {"dev": 85.0, "test": 79.0}, "0.05": {"dev": 86.0, "test": 82.0}}
+    lines = [
+        {"link": link, "seed": seed, "metrics": metrics, "before": metrics, "seconds": 1.0}
+        for link, metrics in found.items()
+        for seed in range(2)
+    ]
+    script.table(lines)
+    shown = capsys.readouterr().out
+    assert "- test: free minus tau 0.05 is -3.00 (95 % interval" in shown
+    assert "- dev: free minus tau 0.05 is -1.00 (95 % interval" in shown
+
+
 def test_calibration_refuses_tasks_that_there_are_not(benchmark, monkeypatch, capsys):
     script = benchmark("calibration")
     monkeypatch.setattr(sys, "argv", ["script", "--tasks", "digits,imagenete", "--table"])
