@@ -17,11 +17,11 @@ def photographs() -> list[Image.Image]:
 def patches(sizes: list[tuple[int, int]]) -> list[Image.Image]:
     """For each (height, width) a part of a photograph, each another one."""
     draw = np.random.default_rng(0)
+    wholes = [picture.resize((320, 214)) for picture in photographs()]
     found = []
     for number, (height, width) in enumerate(sizes):
-        whole = photographs()[number % 2].resize((320, 214))
         left, top = draw.integers(0, 320 - width + 1), draw.integers(0, 214 - height + 1)
-        found.append(whole.crop((left, top, left + width, top + height)))
+        found.append(wholes[number % 2].crop((left, top, left + width, top + height)))
     return found
 
 
