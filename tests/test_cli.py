@@ -130,22 +130,17 @@ def test_options_that_do_not_exist_or_fit_are_exit_code_2(arguments):
     assert "Error: " in found.stderr
 
 
-def test_a_sweep_from_the_shell(tmp_path):
-    out = tmp_path / "out"
-    arguments = [
-        "run",
-        "digits",
-        "--links",
-        "free,0.5",
-        "--seeds",
-        "2",
-        "--epochs",
-        "1",
-        "--batch-size",
-        "432",
-    ]
-    arguments += ["--device", "cpu", "--jobs", "2", "--out", str(out)]
-    found = taufree_command(*arguments)
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep from the shell: its arguments, its folder, named like markup, and what came of it."""
+    out = tmp_path_factory.mktemp("sweep") / "a[/b]"
+    arguments = ["run", "digits", "--links", "free,0.5", "--seeds", "2", "--epochs", "1", "--jobs", "2"]
+    arguments += ["--batch-size", "432", "--device", "cpu", "--out", str(out)]
+    return arguments, out, taufree_command(*arguments)
+
+
+def test_a_sweep_from_the_shell(swept):
+    _, out, found = swept
     assert found.returncode == 0, found.stderr
     lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert {(line["link"], line["seed"]) for line in lines} == {
@@ -161,18 +156,30 @@ def test_a_sweep_from_the_shell(tmp_path):
     assert (out / "report.html").stat().st_size > 1e6
     assert not (out / "checkpoints").exists()
 
-    assert (out / "report.html").unlink() is None
+
+def test_a_sweep_that_is_done_is_shown_again(swept):
+    arguments, out, found = swept
+    (out / "report.html").unlink()
     again = invoke(*arguments)
     assert again.exit_code == 0
-    assert "4 of 4 runs are already in" in again.stderr
+    assert f"4 of 4 runs are already in {out / 'results.jsonl'}" in again.stderr
     assert again.stdout == found.stdout
     assert (out / "report.html").exists()
     narrow = CliRunner().invoke(build(), arguments, env={"COLUMNS": "40"})
     assert "…" not in narrow.stdout  # names are not cut off
-    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
-    plain = subprocess.run([*ENTRY, *arguments], env=environment, capture_output=True, check=False)
-    assert plain.returncode == 0, plain.stderr
-    assert rb"mean \xb1 std" in plain.stdout
+
+
+def test_a_report_that_cannot_be_written_is_bad_input(swept):
+    arguments, out, _ = swept
+    report = (out / "report.html").rename(out.parent / "report.html")
+    (out / "report.html").mkdir()
+    refused = invoke(*arguments)
+    (out / "report.html").rmdir()
+    left = sorted(entry.name for entry in out.iterdir())
+    report.rename(out / "report.html")
+    assert refused.exit_code == 2
+    assert f"taufree: --out {out} cannot be written to: Is a directory." in refused.stderr
+    assert left == [".lock", "results.jsonl"]
 
 
 def test_a_table_too_wide_for_the_terminal_goes_on_below(tmp_path):
@@ -205,7 +212,8 @@ def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
     arguments = ["run", "--links", "mine:Cubic,0.5", "--seeds", "1", "--epochs", "1", "--device", "cpu"]
     found = subprocess.run(
         [sys.executable, "-c", installed, *arguments, "--batch-size", "432", "--out", "out"],
-        env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
+        cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
@@ -214,6 +222,7 @@ def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
     assert curves["mine:Cubic"]["loss"] != curves["0.5"]["loss"]
     assert curves["mine:Cubic"]["temperature_at_zero"] == [0.0]
     assert "mine:Cubic" in found.stdout
+    assert r"mean \xb1 std" in found.stdout  # this terminal has no plus-minus
     assert (tmp_path / "out" / "report.html").exists()
 
 
@@ -333,18 +342,3 @@ def test_an_out_that_is_a_file_gets_one_sentence(command, tmp_path):
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
     assert "must be a folder" in run.stderr
-
-
-def test_paths_are_no_markup_and_a_report_that_cannot_be_written_is_bad_input(tmp_path):
-    out = tmp_path / "a[/b]"
-    command = ("run", "digits", "--links", "free", "--seeds", "1", "--epochs", "1", "--out", str(out))
-    done = taufree_command(*command)
-    assert done.returncode == 0, done.stderr
-    assert f"Report: {out / 'report.html'}" in done.stdout
-    (out / "report.html").unlink()
-    (out / "report.html").mkdir()
-    refused = invoke(*command)
-    assert refused.exit_code == 2
-    assert f"1 of 1 runs are already in {out / 'results.jsonl'}" in refused.stderr
-    assert f"taufree: --out {out} cannot be written to: Is a directory." in refused.stderr
-    assert sorted(entry.name for entry in out.iterdir()) == [".lock", "report.html", "results.jsonl"]
