@@ -16,15 +16,36 @@ TINY = DigitsSettings(epochs=2, batch_size=432)
 BROKEN = DigitsSettings(epochs=2, batch_size=432, learning_rate=float("inf"))
 
 
-def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(tmp_path):
-    runs = [Run("digits", "free", 0, TINY), Run("digits", "free", 0, BROKEN), Run("digits", "0.5", 0, TINY)]
-    told = {run: [] for run in runs}
-    for event in work(runs, tmp_path, jobs=1, every=30):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """What was told of five runs, one at a time, and how their processes ended.
+
+    One process is killed at its first run; the next has one that fails and a good one, and is killed before
+    it hears of the fourth; the third hears Ctrl-C while it still imports.
+    """
+    runs = [
+        *(Run("digits", "free", 0, TINY), Run("digits", "free", 0, BROKEN), Run("digits", "0.5", 0, TINY)),
+        *(Run("digits", "free", 1, TINY), Run("digits", "free", 2, TINY)),
+    ]
+    told, children = {run: [] for run in runs}, []
+    for event in work(runs, tmp_path_factory.mktemp("served"), jobs=1, every=30):
         told[event.run].append(event)
-        if event.run == runs[0] and event.kind == "begun":
-            (child,) = multiprocessing.active_children()
-            child.kill()
-    killed, failed, good = told.values()
+        children += [child for child in multiprocessing.active_children() if child not in children]
+        now = runs.index(event.run), event.kind
+        if now == (0, "begun"):
+            children[-1].kill()
+        elif now == (2, "done"):
+            children[-1].kill()
+            children[-1].join()
+        elif now == (4, "begun") and hasattr(signal, "pthread_sigmask"):
+            time.sleep(0.3)  # long enough for Python to be there, too short for PyTorch
+            os.kill(children[-1].pid, signal.SIGINT)
+    assert not multiprocessing.active_children()
+    return list(told.values()), [child.exitcode for child in children]
+
+
+def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(served):
+    killed, failed, good, *_ = served[0]
     assert [event.kind for event in killed] == ["begun", "failed"]
     assert killed[-1].value == "its process ended with exit code -9"
     assert [event.kind for event in failed] == ["begun", "failed"]
@@ -32,14 +53,22 @@ def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(tmp_path):
     assert [event.kind for event in good] == ["begun", "epoch", "epoch", "done"]
     assert [event.value[0] for event in good[1:3]] == [1, 2]
     assert good[-1].value["link"] == "0.5"
-    assert not multiprocessing.active_children()
 
 
-def test_a_worker_that_has_nothing_left_to_do_ends_by_itself(tmp_path):
-    children = set()
-    for _ in work([Run("digits", "free", 0, TINY)], tmp_path, jobs=1, every=30):
-        children.update(multiprocessing.active_children())
-    assert [child.exitcode for child in children] == [0]
+def test_a_process_killed_between_two_runs_costs_the_next_one_alone(served):
+    *_, good, lost, last = served[0]
+    assert good[-1].kind == last[-1].kind == "done"
+    assert [event.kind for event in lost] == ["begun", "failed"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
+def test_ctrl_c_is_not_heard_by_a_worker_that_still_imports(served):
+    assert served[0][-1][-1].kind == "done"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_worker_that_has_nothing_left_to_do_ends_by_itself(served):
+    assert served[1] == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
 
 def test_closing_the_iterator_stops_the_workers(tmp_path):
@@ -73,30 +102,3 @@ def test_of_several_ranks_one_that_dies_ends_the_work(tmp_path, monkeypatch):
     (child,) = multiprocessing.active_children()
     child.kill()
     assert [(event.run.seed, event.kind) for event in events] == [(0, "broken")]
-
-
-def test_a_process_killed_between_two_runs_costs_the_next_one_alone(tmp_path):
-    runs = [Run("digits", "free", seed, TINY) for seed in range(3)]
-    told = []
-    for event in work(runs, tmp_path, jobs=1, every=30):
-        told.append((event.run.seed, event.kind))
-        if told[-1] == (0, "done"):
-            (child,) = multiprocessing.active_children()
-            child.kill()
-            child.join()
-    assert [one for one in told if one[1] != "epoch"] == [
-        *((0, "begun"), (0, "done")),
-        *((1, "begun"), (1, "failed")),
-        *((2, "begun"), (2, "done")),
-    ]
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
-def test_ctrl_c_is_not_heard_by_a_worker_that_still_imports(tmp_path):
-    events = work([Run("digits", "free", 0, TINY)], tmp_path, jobs=1, every=30)
-    assert next(events).kind == "begun"
-    (child,) = multiprocessing.active_children()
-    time.sleep(0.3)  # long enough for Python to be there, too short for PyTorch
-    os.kill(child.pid, signal.SIGINT)
-    assert [event.kind for event in events][-1] == "done"
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
