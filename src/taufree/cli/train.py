@@ -137,9 +137,7 @@ def run(
     from taufree.experiments.environment import choose_device
     from taufree.experiments.link_names import parse_links
     from taufree.experiments.recipe import choose_settings, find_recipe
-    from taufree.experiments.report import write_report
     from taufree.experiments.run import BadInputError, Run
-    from taufree.experiments.summary import free_against_best
     from taufree.experiments.sweep import sweep
 
     out = out or Path("runs") / recipe
@@ -159,6 +157,10 @@ def run(
     except ValueError as error:
         ranks.wait_for_first()
         refuse(error)
+    # Two seconds, for which a refusal need not wait; what they lack is to be said before the training.
+    from taufree.experiments.report import write_report
+    from taufree.experiments.summary import free_against_best
+
     runs = [
         Run(recipe, link, seed, settings, precision, device, data)
         for seed in range(seeds or usual)
