@@ -266,6 +266,17 @@ def test_on_a_gpu(shape, name, dtype):
 
 
 @gpu
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])
+@pytest.mark.parametrize("link", ["gain", "learned"])
+def test_sums_of_some_columns_at_a_time_on_a_gpu(name, link, monkeypatch):
+    from taufree.backends.triton import launch
+
+    monkeypatch.setattr(launch, "PARTIAL", 1)  # one column of tiles
+    found = errors(name, 515, 200, torch.float32, LINKS[link](), "cuda")
+    assert max(found) < TOLERANCE[torch.float32]
+
+
+@gpu
 def test_deterministic_gradients_are_bit_equal_on_a_gpu():
     torch.use_deterministic_algorithms(True)
     try:
