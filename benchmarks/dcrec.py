@@ -8,7 +8,8 @@ Writes benchmarks/results/dcrec.jsonl, the raw line of each run as soon as it is
 epoch of its curves; docs/figures/dcrec.png is drawn from them. --speed writes
 benchmarks/results/dcrec-speed.jsonl. Seeds are paired. The control has no contrastive term; runs without ids
 have the negatives of the public code, where the same last item twice in a batch is a negative equal to the
-positive.
+positive. benchmarks/results/dcrec-older.jsonl has seeds 0 to 2 by an older version, whose dropout drew other
+numbers: --table --results benchmarks/results/dcrec-older.jsonl --figure older.png.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "dcrec", help="where the runs go on")
     parser.add_argument("--results", type=Path, default=RESULTS / "dcrec.jsonl")
-    parser.add_argument("--table", action="store_true", help="only print the tables")
+    parser.add_argument("--figure", type=Path, default=FIGURE, help="where the picture goes")
+    parser.add_argument("--table", action="store_true", help="only print the tables and draw the picture")
     parser.add_argument("--speed", action="store_true", help="measure times instead")
     parser.add_argument("--repeats", type=int, default=50, help="measurements of --speed")
     parser.add_argument("--speed-results", type=Path, default=RESULTS / "dcrec-speed.jsonl")
@@ -115,7 +117,7 @@ def main() -> None:
         differences(lines)
     paper()
     if parts:
-        draw(parts, FIGURE)
+        draw(parts, chosen.figure)
 
 
 if __name__ == "__main__":
