@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +20,21 @@ EVERY = 20
 
 
 def read(path: Path) -> list[dict]:
-    """The lines of a file, none if it is not there."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The lines of a file, none if it is not there; without what a process left that was killed meanwhile."""
+    found = []
+    for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            print(f"{path}, line {number} is not whole and left out.", file=sys.stderr)
+    return found
 
 
 def append(path: Path, line: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
     with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write("\n" * begun + json.dumps(line) + "\n")
 
 
 def thinned(line: dict, whole: Sequence[str] = ()) -> dict:

@@ -165,6 +165,15 @@ def test_a_sweep_that_is_done_is_shown_again(swept):
     assert "…" not in narrow.stdout  # names are not cut off
 
 
+def test_bench_refuses_a_file_that_cannot_be_written_before_it_measures(tmp_path):
+    (tmp_path / "taken").touch()
+    out = tmp_path / "taken" / "bench.json"
+    refused = invoke("bench", "--out", str(out))
+    assert refused.exit_code == 2
+    assert refused.stdout == ""  # no table
+    assert refused.stderr == f"taufree: --out {out} cannot be written to: File exists.\n"
+
+
 def test_a_report_that_cannot_be_written_is_bad_input(swept):
     arguments, out, _ = swept
     report = (out / "report.html").rename(out.parent / "report.html")

@@ -59,6 +59,20 @@ def printed(script, lines, path, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
+def test_a_line_that_was_not_finished_is_left_out_and_the_next_is_whole(benchmark, tmp_path, capsys):
+    lines, path = benchmark("lines"), tmp_path / "lines"
+    for value in (1, 2):
+        lines.append(path, {"value": value})
+    path.write_text(path.read_text()[:-4])
+    assert lines.read(path) == [{"value": 1}]
+    lines.append(path, {"value": 3})
+    assert lines.read(path) == [{"value": 1}, {"value": 3}]
+    assert capsys.readouterr().err == 2 * f"{path}, line 2 is not whole and left out.\n"
+    path.write_text(json.dumps({"value": 4}))  # whole but for the end of the line
+    lines.append(path, {"value": 5})
+    assert lines.read(path) == [{"value": 4}, {"value": 5}]
+
+
 @pytest.mark.parametrize("kept", [0, 1, 2, 3, 4, 8, 13, 37, 70])
 def test_the_table_of_dcrec_takes_what_is_there(benchmark, tmp_path, monkeypatch, capsys, kept):
     script = benchmark("dcrec")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.talk import bar, need, path, refuse
+from taufree.cli.talk import bar, need, path, refuse, writable
 
 
 def bias(
@@ -56,6 +56,7 @@ def bias(
         if missing:
             raise ValueError(f"model must be a whole masked language model, but {model} lacks {missing[0]}.")
         tokenizer = load_tokenizer(model)
+        writable(out, out)
         with bar("StereoSet") as watch:
             answers = stereoset(network.to(chosen), tokenizer, contexts, watch)
         with bar("CrowS-Pairs") as watch:

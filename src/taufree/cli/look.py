@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from taufree.cli.talk import bar, path, refuse
+from taufree.cli.talk import bar, path, refuse, writable
 
 
 def _show_version(asked: bool) -> None:
@@ -142,6 +142,7 @@ def bench(
         check(given[2], loss)
     except ValueError as error:
         refuse(error)
+    writable(out, out.parent)
     with bar("measuring") as watch:
         result = measure(ns, ds, given[2], loss, device, watch)
     rows = [table_row(row) for row in result["rows"]]

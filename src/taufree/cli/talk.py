@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NoReturn
 
 
@@ -37,6 +38,15 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def writable(out: Path, folder: Path) -> None:
+    """Refuse ``--out`` before long work if nothing can be written to this folder of it, made if not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
 
 
 def refuse(reason: object) -> NoReturn:
