@@ -118,4 +118,5 @@ def _equal(values: Tensor, rows: Span, cols: Span) -> Tensor:
 
 
 def _overlap(a: Span, b: Span) -> bool:
-    return bool(a.start < b.stop and b.start < a.stop)
+    meet: bool = a.start < b.stop and b.start < a.stop  # bool() of it would break the graph of an older torch
+    return meet

@@ -157,7 +157,8 @@ def test_every_mode_becomes_three_channels(mode):
 @pytest.mark.parametrize("kind", ["png", "tiff", "ppm"])
 def test_16_bits_keep_their_greys(kind):
     greys = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
-    lines = decode(encoded(Image.fromarray(greys), kind), 160)
+    ppm = b"P5 16 16 65535\n" + greys.astype(">u2").tobytes()  # older Pillows read it and do not write it
+    lines = decode(ppm if kind == "ppm" else encoded(Image.fromarray(greys), kind), 160)
     assert np.array_equal(lines, np.repeat(greys[:, None] // 257, 3, axis=1))
 
 

@@ -34,8 +34,10 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    # In a file or a pipe all that is left of a bar is an empty line.
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:  # in a file or a pipe all that is left of a bar is an empty line
+        yield lambda done, total: None
+        return
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
