@@ -175,6 +175,29 @@ def test_replicas_of_data_parallel_learn(link, backend, reduction):
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
 
 
+class Handed(Link):
+    """A user's link around a scale that the model learns; FSDP too makes plain tensors of parameters."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def logit(self, cosine, gap, rise):
+        return self.scale * cosine
+
+
+def test_blockwise_does_not_silently_leave_untrained_what_is_no_parameter():
+    a, b = torch.eye(6, 8) + 0.3, torch.eye(6, 8) + 0.5 * torch.eye(6, 8).roll(1, 1)
+    log_scale = torch.tensor(1.0, requires_grad=True)
+    nt_xent(a, b, link=Handed(log_scale.exp()), backend="reference").backward()
+    assert log_scale.grad != 0
+    with pytest.raises(ValueError, match=r'got a Handed with another tensor.* use backend="reference"'):
+        nt_xent(a, b, link=Handed(log_scale.exp()), backend="blockwise")
+    with torch.no_grad():
+        nt_xent(a, b, link=Handed(log_scale.exp()), backend="blockwise")
+    nt_xent(a.requires_grad_(), b, link=Handed(log_scale.exp().detach()), backend="blockwise").backward()
+
+
 def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
     monkeypatch.setattr(triton, "_machine", lambda *_: None)
     link = LogOdds()

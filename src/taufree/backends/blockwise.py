@@ -31,6 +31,7 @@ from taufree.backends.tiles import (
     Side,
     SoftmaxTile,
     keep_freed_memory,
+    learned,
     link_gradient,
     parameters,
 )
@@ -52,7 +53,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     if isinstance(weights, float):
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
-    params = [p for p in parameters(link) if p.requires_grad]
+    params = learned(link, contrast.anchors)
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
     if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
         inputs = tuple(None if x is None else x.detach() for x in inputs)

@@ -11,14 +11,14 @@ from torch import Tensor
 from taufree.backends import blockwise
 from taufree.backends.blockwise import _Engine, _Place
 from taufree.backends.rows import Rows, spans
-from taufree.backends.tiles import Direction, Side, keep_freed_memory, parameters
+from taufree.backends.tiles import Direction, Side, keep_freed_memory, learned
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link
 
 
 def engine(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
     """What makes an engine for :mod:`taufree.backends.sharded`, and its differentiable inputs."""
-    params = [p for p in parameters(link) if p.requires_grad]
+    params = learned(link, contrast.anchors)
     inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
     return partial(Shards, contrast, link), inputs
 

@@ -285,6 +285,22 @@ def parameters(link: Link) -> list[Tensor]:
     return [*link.parameters(), *copies]
 
 
+def learned(link: Link, like: Tensor) -> list[Tensor]:
+    """The link's parameters that a gradient is wanted for, given a tensor on the embeddings' device.
+
+    Raises if it has none and yet its logit learns: what is no parameter would get no gradient, in silence.
+    """
+    found = [p for p in parameters(link) if p.requires_grad]
+    if not found and torch.is_grad_enabled():
+        zero, one = torch.arange(2.0, dtype=torch.float32, device=like.device)
+        if link.logit(zero, one, one).requires_grad:
+            raise ValueError(
+                f"link must have all that it learns as its parameters, got a {type(link).__name__} with "
+                'another tensor that requires a gradient; make that a parameter, or use backend="reference".'
+            )
+    return found
+
+
 def link_gradient(
     link: Link, similarity: tuple[Tensor, Tensor, Tensor], outer: Tensor, params: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
