@@ -43,6 +43,20 @@ def test_one_batch_is_what_diagnose_says() -> None:
     assert all(type(value) is float for value in values.values())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_the_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    """As Lightning sets it around training_step with precision="bf16-true" or "64-true"."""
+    pairs = batches()
+    values, found = fed(pairs).compute(), diagnose(*pairs[0]).summary()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert fed(pairs).compute() == values
+        assert diagnose(*pairs[0]).summary() == found
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_batches_are_averaged_and_reset_forgets() -> None:
     pairs = batches()
     metric = fed(pairs)

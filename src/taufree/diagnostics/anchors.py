@@ -112,7 +112,7 @@ def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -
     starts, slot = sizes.cumsum(0) - sizes, torch.arange(int(sizes.max()), device=first.device)
     hard = -(-total // round(1 / HARDEST))
     tall = min(len(rows), max(1, _PRODUCT // total))
-    buffer = torch.empty(tall, total, device=first.device)
+    buffer = torch.empty(tall, total, dtype=torch.float32, device=first.device)  # whatever the default is
     for part in pieces(rows, tall):
         anchors, cosines = unit(first[part]), buffer[: len(part)]
         with full_precision(first.device):
@@ -197,7 +197,7 @@ def gradients(link: Link, block: Block) -> tuple[Tensor, Tensor]:
 
 def chance_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:
     """The gradient scale where all cosines are 0, 2 link'(0) M / (P + M): of embeddings that know nothing."""
-    _, slope = _link(link, torch.zeros(1, device=positives.device))
+    _, slope = _link(link, torch.zeros(1, dtype=torch.float32, device=positives.device))
     return 2 * slope * negatives / (positives + negatives)
 
 
@@ -206,7 +206,8 @@ def optimum_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:
 
     It is (1 - p) (link'(1) + link'(-1)), with 1 - p = M / (M + P exp(link(1) - link(-1))).
     """
-    logit, slope = _link(link, torch.tensor([1.0, -1.0], device=positives.device))
+    ends = torch.tensor([1.0, -1.0], dtype=torch.float32, device=positives.device)
+    logit, slope = _link(link, ends)
     return negatives / (negatives + positives * (logit[0] - logit[1]).exp()) * slope.sum()
 
 

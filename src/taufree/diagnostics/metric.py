@@ -66,10 +66,12 @@ class ContrastiveDiagnostics(Metric):
         self.schemes = schemes(taus)
         for name in ("anchors", "negatives"):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
+        # In float32 whatever the default is: sums of many anchors stand still in bfloat16.
         for name in ("positive_sum", "negative_sum", "local_sum", "non_optimal_sum"):
-            self.add_state(name, torch.tensor(0.0), dist_reduce_fx="sum")
+            self.add_state(name, torch.tensor(0.0, dtype=torch.float32), dist_reduce_fx="sum")
         for name in ("scale_sum", "vanished_sum", "hardest_sum"):
-            self.add_state(name, torch.zeros(len(self.schemes)), dist_reduce_fx="sum")
+            zeros = torch.zeros(len(self.schemes), dtype=torch.float32)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
 
     @torch.no_grad()
     def update(self, first: Tensor, second: Tensor) -> None:
