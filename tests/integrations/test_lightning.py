@@ -32,6 +32,19 @@ class Silent(SimCLR):
         return super().training_step(batch, batch_idx)["loss"]
 
 
+class Skipping(SimCLR):
+    """Skips the third of four batches, by Lightning's way of doing so."""
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 2 else super().training_step(batch, batch_idx)
+
+
+class Crops(SimCLR):
+    def training_step(self, batch, batch_idx):
+        found = super().training_step(batch, batch_idx)
+        return {**found, "views": 3 * found["views"][:1]}
+
+
 def fit(kind, folder, callback, epochs=3, **options):
     torch.manual_seed(0)
     centres = torch.randn(64, 8)
@@ -86,6 +99,16 @@ def test_accumulated_batches_count_as_one_step(tmp_path):
 def test_a_module_that_shows_no_views_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"must return a dict with the key 'views', got loss\.$"):
         fit(Silent, tmp_path, LogDiagnostics(), epochs=1)
+
+
+def test_a_module_that_shows_three_views_is_told(tmp_path):
+    with pytest.raises(ValueError, match=r"must return a pair \(a, b\) as 'views', got 3 of them\.$"):
+        fit(Crops, tmp_path, LogDiagnostics(), epochs=1)
+
+
+def test_a_skipped_batch_is_passed_over(tmp_path):
+    trainer, _ = fit(Skipping, tmp_path, LogDiagnostics(taus=[0.05]), epochs=2)  # steps 3 and 6 are logged
+    assert len(logged(trainer, "contrastive/non_optimal_step")) == 1
 
 
 def test_a_batch_may_carry_labels():

@@ -50,10 +50,15 @@ class LogDiagnostics(Callback):
         every, step = trainer.log_every_n_steps, trainer.global_step
         if not every or step % every or step == self.measured:  # while gradients add up, the step stays
             return
+        if not outputs and pl_module.automatic_optimization:
+            return  # training_step returned None, by which Lightning skips a batch
         self.measured = step
         if not isinstance(outputs, dict) or self.key not in outputs:
-            got = ", ".join(outputs) if isinstance(outputs, dict) else type(outputs).__name__
+            got = (", ".join(outputs) or "nothing") if isinstance(outputs, dict) else type(outputs).__name__
             raise ValueError(f"training_step must return a dict with the key {self.key!r}, got {got}.")
+        if len(outputs[self.key]) != 2:
+            got = f"{len(outputs[self.key])} of them"
+            raise ValueError(f"training_step must return a pair (a, b) as {self.key!r}, got {got}.")
         first, second = outputs[self.key]
         if len(first) < 2:
             return  # no negatives, nothing to say
