@@ -97,10 +97,12 @@ def train(rank, world, variant):
     model = Model(variant == "checkpoint", gather_distributed=True)
     if variant == "fsdp":
         fully_shard(model.encoder, mesh=init_device_mesh("cpu", (world,)))
+        model.loss = DistributedDataParallel(model.loss)  # its link has a scalar, which FSDP does not take
         for batch in batches:
             model(*(x.split(sizes)[rank] for x in batch)).backward()
-        pairs = zip(model.encoder.parameters(), single.encoder.parameters(), strict=True)
-        return [error(p.grad.full_tensor(), q.grad) for p, q in pairs]
+        grads = [p.grad.full_tensor() for p in model.encoder.parameters()]
+        grads += [p.grad for p in model.loss.parameters()]
+        return [error(g, q.grad) for g, q in zip(grads, single.parameters(), strict=True)]
     module = torch.compile(model, backend="aot_eager") if variant == "compile" else model
     several = DistributedDataParallel(module, find_unused_parameters=False)
     own_batches = [[x.split(sizes)[rank] for x in batch] for batch in batches]
