@@ -102,6 +102,14 @@ def test_ids_may_be_texts_that_begin_like_numbers(tmp_path):
     assert [row.split("\t")[2] for row in rows_of(tmp_path / "made", "test")] == ["B0", "B0"]
 
 
+def test_ids_that_are_written_otherwise_are_others(tmp_path):
+    """Read as numbers, 007 and 7 would be one item, and users 01 and 1 one user."""
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n01,007,1\n01,7,2\n01,7.0,3\n1,7,4\n1,007,5\n1,7.0,6\n")
+    build_sequences(log, tmp_path / "made", core=2)
+    assert rows_of(tmp_path / "made", "test") == ["01\t007 7\t7.0", "1\t7 007\t7.0"]
+
+
 @pytest.mark.parametrize("date", ["{}/3/2024 10:00", "2024-03-{:02} 10:00"])
 def test_times_may_be_dates(tmp_path, date):
     log = tmp_path / "log.csv"

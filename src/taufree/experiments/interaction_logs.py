@@ -7,7 +7,6 @@ of them become the targets of the training and of the test file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,12 +65,6 @@ def build_sequences(
     frame, first = _read(log)
     given = (("user", user), ("item", item), ("time", time))
     names = [_column(frame, log, kind, name) for kind, name in given]
-    if wider := {
-        name: kind
-        for name, kind in zip(names, (pl.String, pl.String, pl.Float64), strict=True)
-        if frame[name].dtype.is_numeric() and frame[name].null_count()
-    }:
-        frame, first = _read(log, wider)  # what the first rows have, numbers or whole ones, others may not
     frame = _plain(frame.select(pl.col(name).alias(kind) for kind, name in zip(NAMES, names, strict=True)))
     written = frame["time"]
     frame = frame.with_columns(_moments(written, log))
@@ -82,6 +75,7 @@ def build_sequences(
         notes = (*notes, f"Times such as {dates[0]!r} are read with the day before the month.")
     _check_names(frame["user"], log, r"[\t\r\n]", "tabs and line breaks")
     _check_names(frame["item"], log, r"\s", "spaces")
+    frame = frame.with_columns(_ids(frame[name]) for name in ("user", "item"))
     who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
     frame = frame.filter(pl.Series(k_core(who, what, core), dtype=pl.Boolean))
     rows = (
@@ -126,14 +120,10 @@ def k_core(user: NDArray[np.int64], item: NDArray[np.int64], k: int) -> NDArray[
     return mask
 
 
-def _read(log: Path, kinds: Mapping[str, Any] | None = None) -> tuple[pl.DataFrame, int]:
-    """The log as it is, and the number of its first row's line; what cannot be read is null.
-
-    Args:
-        kinds: what columns of a CSV or TSV file are, even if their first rows look otherwise.
-    """
+def _read(log: Path) -> tuple[pl.DataFrame, int]:
+    """The log as it is, all texts if it is no Parquet file, and the number of its first row's line."""
     # Without glob: a name with brackets or stars is that of one file.
-    options: dict[str, Any] = {"ignore_errors": True, "truncate_ragged_lines": True, "glob": False}
+    options: dict[str, Any] = {"infer_schema": False, "truncate_ragged_lines": True, "glob": False}
     old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
     kind = log.suffix.lower()
     try:
@@ -146,7 +136,7 @@ def _read(log: Path, kinds: Mapping[str, Any] | None = None) -> tuple[pl.DataFra
         if kind == ".data":
             return pl.read_csv(log, separator="\t", has_header=False, new_columns=old, **options), 1
         separator = "\t" if kind == ".tsv" else ","
-        return pl.read_csv(log, separator=separator, schema_overrides=dict(kinds or {}), **options), 2
+        return pl.read_csv(log, separator=separator, **options), 2
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{log} cannot be read as a table: {reason}.") from error
@@ -186,6 +176,14 @@ def _moments(times: pl.Series, log: Path) -> pl.Series:
         raise ValueError(
             f"{log} must have times that are numbers or dates such as 2024-01-31, got {there[0]!r}."
         ) from error
+
+
+def _ids(names: pl.Series) -> pl.Series:
+    """Whole numbers as numbers, which are sorted sooner, unless they are written otherwise: 007 is not 7."""
+    if names.dtype != pl.String:
+        return names
+    numbers: pl.Series = names.cast(pl.Int64, strict=False)
+    return numbers if numbers.cast(pl.String).eq_missing(names).all() else names
 
 
 def _check_names(names: pl.Series, log: Path, between: str, what: str) -> None:
