@@ -160,7 +160,17 @@ def test_the_core_is_what_taking_out_one_by_one_leaves():
     }:
         left -= rare
     assert 0 < len(left) < 150
-    assert set(k_core(user, item, 3).nonzero()[0].tolist()) == left
+    assert set(k_core(user, item, 3, 3).nonzero()[0].tolist()) == left
+
+
+def test_users_who_are_too_short_in_any_case_do_not_keep_an_item(tmp_path):
+    """User 4 has two interactions, which would do for a core of 2; without them items 8 and 9 are rare."""
+    log = tmp_path / "log.csv"
+    rare = [(4, 8, 1), (4, 9, 2), (1, 8, 50), (2, 9, 50)]
+    log.write_text("user,item,time\n" + "".join(f"{a},{b},{c}\n" for a, b, c in (*EVENTS, *rare)))
+    summary = build_sequences(log, tmp_path / "made", core=2)
+    assert rows_of(tmp_path / "made", "test") == ["1\t10 11 12\t10", "2\t11 10\t12"]
+    assert (summary.kept, summary.items) == (7, 3)
 
 
 @pytest.mark.parametrize(

@@ -77,15 +77,14 @@ def build_sequences(
     _check_names(frame["item"], log, r"\s", "spaces")
     frame = frame.with_columns(_ids(frame[name]) for name in ("user", "item"))
     who, what = (frame[name].rank("dense").to_numpy().astype(np.int64) - 1 for name in ("user", "item"))
-    frame = frame.filter(pl.Series(k_core(who, what, core), dtype=pl.Boolean))
+    least = max(core, SHORTEST)
+    frame = frame.filter(pl.Series(k_core(who, what, least, core), dtype=pl.Boolean))
     rows = (
         frame.sort("user", "time", maintain_order=True)
         .group_by("user", maintain_order=True)
         .agg(pl.col("item").cast(pl.String))
-        .filter(pl.col("item").list.len() >= SHORTEST)
     )
     if not rows.height:
-        least = max(core, SHORTEST)
         why = f": {' '.join(notes)}" if notes else "."
         raise ValueError(f"{log} must have users with {least} interactions, and none is left of it{why}")
     out.mkdir(parents=True, exist_ok=True)
@@ -102,15 +101,19 @@ def build_sequences(
     return Summary(total, int(kept), rows.height, rows["item"].explode().n_unique(), notes)
 
 
-def k_core(user: NDArray[np.int64], item: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
-    """Which rows are left when users and items with fewer than k rows are taken out again and again.
+def k_core(user: NDArray[np.int64], item: NDArray[np.int64], users: int, items: int) -> NDArray[np.bool_]:
+    """Which rows are left when users with fewer than ``users`` rows, and items with fewer than ``items``, are
+    taken out again and again.
 
-    >>> k_core(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 0, 1, 2]), 2).tolist()
+    >>> k_core(np.array([0, 0, 1, 1, 2]), np.array([0, 1, 0, 1, 2]), 2, 2).tolist()
     [True, True, True, True, False]
     """
     kept = np.arange(len(user))
     while True:
-        often = [np.bincount(column[kept], minlength=1) >= k for column in (user, item)]
+        often = [
+            np.bincount(column[kept], minlength=1) >= least
+            for column, least in ((user, users), (item, items))
+        ]
         good = often[0][user[kept]] & often[1][item[kept]]
         if good.all():
             break
