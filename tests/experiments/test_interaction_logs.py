@@ -173,6 +173,19 @@ def test_users_who_are_too_short_in_any_case_do_not_keep_an_item(tmp_path):
     assert (summary.kept, summary.items) == (7, 3)
 
 
+def test_a_data_set_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
+    """Training rows of one log beside test rows of another would be trained on what is tested."""
+    log, made = tmp_path / "log.csv", tmp_path / "made"
+    log.write_text("user,item,time\n1,7,1\n1,8,2\n1,9,3\n")
+    build_sequences(log, made, core=1)
+    before = rows_of(made, "train"), rows_of(made, "test")
+    (made / "made.test.part").mkdir()
+    log.write_text("user,item,time\n1,7,1\n1,8,2\n1,9,3\n1,6,4\n")
+    with pytest.raises(OSError, match="directory"):
+        build_sequences(log, made, core=1)
+    assert (rows_of(made, "train"), rows_of(made, "test")) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -88,14 +88,16 @@ def build_sequences(
         why = f": {' '.join(notes)}" if notes else "."
         raise ValueError(f"{log} must have users with {least} interactions, and none is left of it{why}")
     out.mkdir(parents=True, exist_ok=True)
+    finals = {}
     for part, held_out in (("train", 2), ("test", 1)):
         history = pl.col("item").list.head(pl.col("item").list.len() - held_out).list.join(" ")
         target = pl.col("item").list.get(-held_out)
         parts = (pl.col("user"), history, target)
         table = rows.select(column.alias(name) for column, name in zip(parts, COLUMNS, strict=True))
         final = out / f"{out.resolve().name}.{part}.inter"
-        draft = final.with_suffix(".part")
-        table.write_csv(draft, separator="\t", quote_style="never")
+        finals[final.with_suffix(".part")] = final
+        table.write_csv(final.with_suffix(".part"), separator="\t", quote_style="never")
+    for draft, final in finals.items():  # only when both are whole: one alone would belong to other data
         draft.replace(final)
     kept = rows["item"].list.len().sum()
     return Summary(total, int(kept), rows.height, rows["item"].explode().n_unique(), notes)
