@@ -204,6 +204,7 @@ def test_a_data_set_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
         (["lists.parquet"], "must have names, numbers or times in column 'user', got List(Int64)."),
         (["films.csv"], "films.csv must have items without spaces in them for --item, got 'Toy Story'."),
         (["films.csv", "--item", "id", "--time", "when"], "numbers or dates such as 2024-01-31, got 'now'."),
+        (["zoned.csv"], "numbers or dates such as 2024-01-31, got '2024-01-31 10:00:00 UTC'."),
     ],
 )
 def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkeypatch, arguments, sentence):
@@ -215,6 +216,7 @@ def test_the_command_refuses_in_one_sentence_and_writes_nothing(tmp_path, monkey
     Path("empty.csv").write_text("")
     Path("header.csv").write_text("user,item,time\n")
     Path("timeless.csv").write_text("user,item,time\n1,7,\n")
+    Path("zoned.csv").write_text("user,item,time\n1,7,2024-01-31 10:00:00 UTC\n")
     Path("damaged.parquet").write_bytes(b"nothing")
     Path("films.csv").write_text("user,item,id,time,when\n1,Toy Story,7,3,now\n")
     Path("users.csv").write_text("user,item,time\na\tb,7,3\n")

@@ -176,11 +176,14 @@ def _moments(times: pl.Series, log: Path) -> pl.Series:
     if 2 * numbers.count() > len(there):  # a word among the first of them makes texts of all
         return numbers
     try:
-        return times.str.to_datetime(strict=False)
-    except pl.exceptions.PolarsError as error:
+        dates: pl.Series = times.str.to_datetime(strict=False)
+    except pl.exceptions.PolarsError:
+        dates = pl.Series(dtype=pl.Datetime)
+    if not dates.count():
         raise ValueError(
             f"{log} must have times that are numbers or dates such as 2024-01-31, got {there[0]!r}."
-        ) from error
+        )
+    return dates
 
 
 def _ids(names: pl.Series) -> pl.Series:
