@@ -268,6 +268,24 @@ def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):
     assert len(begun(tmp_path).recipe.data.test.lengths) == 121
 
 
+def test_a_data_set_that_is_made_again_is_trained_on_again_if_it_is_another(shop, tmp_path):
+    def run():
+        return Run("dcrec", "free", 0, DCRecSettings(dataset=str(tmp_path)))
+
+    for path in shop.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    before = run()
+    key = before.key
+    (tmp_path / "shop.test.inter").write_text((shop / "shop.test.inter").read_text())
+    assert run().key == key
+    with (tmp_path / "shop.test.inter").open("a") as file:
+        file.write("x\t1 2 3\t4\n")
+    assert run().key != key
+    assert before.key == key  # of a run that had begun
+    (tmp_path / "gone.inter").symlink_to(tmp_path / "nowhere")
+    assert run().key  # what cannot be read is refused when it is loaded
+
+
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [

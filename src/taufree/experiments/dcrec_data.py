@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,20 @@ class Prepared(NamedTuple):
     data: Interactions
     graphs: dict[str, Neighbours]
     negatives: dict[str, Tensor]
+
+
+def changed(folder: Path) -> tuple[int, ...]:
+    """When the files of a data set were changed."""
+    return tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.inter")))
+
+
+@lru_cache(maxsize=2)
+def content(folder: Path, changed: tuple[int, ...]) -> str:
+    """A text that is the same as long as the files of a data set are; ``changed`` as below."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.inter")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @lru_cache(maxsize=2)  # a benchmark takes turns with two

@@ -15,7 +15,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +38,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings as they stand in the results; runs with others are other runs."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ class Run:
     device: str = "cpu"
     data: Path | None = None
 
-    @property
+    @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
         """The settings as they stand in the results, with the precision, and the folder if it matters."""
-        recorded = {**asdict(self.settings), "precision": self.precision}
+        recorded = {**self.settings.recorded(), "precision": self.precision}
         if self.data is not None and find_recipe(self.recipe).own_data(self.data):
             recorded["data"] = str(self.data.resolve())
         return recorded

@@ -8,6 +8,7 @@ epoch by the test items themselves and trains on the validation items.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from taufree import Link, info_nce
 from taufree.experiments.catalogue_loss import catalogue_loss
 from taufree.experiments.dcrec import DCRec, Output, Shape, divergence
-from taufree.experiments.dcrec_data import NEGATIVES, prepared
+from taufree.experiments.dcrec_data import NEGATIVES, changed, content, prepared
 from taufree.experiments.environment import compiles
 from taufree.experiments.observation import observe_pairs
 from taufree.experiments.packing import packed
@@ -67,6 +68,15 @@ class DCRecSettings(BatchSettings):
         super().__post_init__()
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
+
+    def recorded(self) -> dict[str, Any]:
+        """With what is in a folder of the user's own: a data set that is made again may be another one."""
+        recorded = super().recorded()
+        if self.dataset not in NAMED:
+            folder = Path(self.dataset)
+            with suppress(OSError):  # what cannot be read is named when it is loaded
+                recorded["content"] = content(folder, changed(folder))
+        return recorded
 
 
 class _Judge(NamedTuple):
@@ -123,8 +133,8 @@ class Recommendation(Recipe):
                 f"dataset must be {', '.join(NAMED)} or a folder that taufree sequences made, but {folder} "
                 "is no folder."
             )
-        changed = tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.inter")))
-        self.data, self.neighbours, self.negatives = prepared(folder, chosen.longest, chosen.users, changed)
+        found = prepared(folder, chosen.longest, chosen.users, changed(folder))
+        self.data, self.neighbours, self.negatives = found
         self.notes = list(self.data.notes)
         self.parts = {"train": self.data.train, "test": self.data.test}
         self.judged = {part: self._judged(part) for part in self.parts}
