@@ -179,7 +179,8 @@ class Recommendation(Recipe):
         model = DCRec(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
         # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
         model.register_buffer("chosen", _flat(model).clone())
-        model.register_buffer("chosen_figure", torch.tensor(-1.0, dtype=torch.float64))
+        # As a whole number of the same bits: --precision bf16-true would round the figure, and so the choice.
+        model.register_buffer("chosen_figure", torch.tensor(-1.0, dtype=torch.float64).view(torch.int64))
         return model
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -230,9 +231,10 @@ class Recommendation(Recipe):
         part, figure = ("test", "hr1") if public else ("train", "ndcg10")
         found = figures(self._sampled(model, part, self._wanted(model, part)))[figure]
         kept: Any = model
-        if found > kept.chosen_figure:
+        best = kept.chosen_figure.view(torch.float64)
+        if found > best:
             kept.chosen.copy_(_flat(model))
-            kept.chosen_figure.fill_(found)
+            best.fill_(found)
         return {"choice": found}
 
     def enough(self, curves: Mapping[str, list[float]]) -> bool:
@@ -248,7 +250,7 @@ class Recommendation(Recipe):
         sizes = [weight.numel() for weight in weights]
         for weight, part in zip(weights, torch.split(kept.chosen, sizes), strict=True):
             weight.copy_(part.view_as(weight))
-        return {**self._figures(model, "test"), "choice": kept.chosen_figure.item()}
+        return {**self._figures(model, "test"), "choice": kept.chosen_figure.view(torch.float64).item()}
 
     def _figures(self, model: nn.Module, part: str) -> dict[str, float]:
         """The metrics of the test rows, or of the training rows' targets, which are for validation."""
