@@ -128,7 +128,7 @@ def k_core(user: NDArray[np.int64], item: NDArray[np.int64], users: int, items: 
 def _read(log: Path) -> tuple[pl.DataFrame, int]:
     """The log as it is, all texts if it is no Parquet file, and the number of its first row's line."""
     # Without glob: a name with brackets or stars is that of one file.
-    options: dict[str, Any] = {"infer_schema": False, "truncate_ragged_lines": True, "glob": False}
+    options: dict[str, Any] = {"infer_schema_length": 0, "truncate_ragged_lines": True, "glob": False}
     old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
     kind = log.suffix.lower()
     try:
