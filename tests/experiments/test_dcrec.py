@@ -16,6 +16,7 @@ import taufree
 from taufree import LogOdds, Temperature
 from taufree.cli import build
 from taufree.experiments.dcrec import DCRec, divergence
+from taufree.experiments.interactions import COLUMNS
 from taufree.experiments.recipes.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.run import Run
 from taufree.experiments.runner import seed_everything, train
@@ -310,6 +311,15 @@ def test_the_command_knows_the_settings(tmp_path):
 def test_a_batch_that_is_too_large_is_refused(shop):
     with pytest.raises(ValueError, match=r"batch_size must be at most \d+, the number of histories"):
         begun(shop, batch_size=5000)
+
+
+def test_users_with_nothing_to_train_on_are_refused(tmp_path):
+    rows = {"train": "{}\t{}\t{}", "test": "{0}\t{1} {2}\t{3}"}
+    for part, text in rows.items():
+        lines = [text.format(user, user % 5, (user + 1) % 5, (user + 2) % 5) for user in range(9)]
+        (tmp_path / f"few.{part}.inter").write_text("\n".join(["\t".join(COLUMNS), *lines]) + "\n")
+    with pytest.raises(ValueError, match=r"must have users with two items .* got 0 histories to train on\.$"):
+        begun(tmp_path)
 
 
 @needs_data

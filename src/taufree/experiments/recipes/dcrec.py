@@ -145,6 +145,11 @@ class Recommendation(Recipe):
             )
         self.samples = self.data.train.beginnings(whole=chosen.protocol == "public")
         count = self.samples.shape[1]
+        if count < 2:
+            raise ValueError(
+                f"{folder} must have users with two items or more beside those that are held out, "
+                f"got {count} histories to train on."
+            )
         if count < chosen.batch_size:
             raise ValueError(
                 f"batch_size must be at most {count}, the number of histories to train on, "
