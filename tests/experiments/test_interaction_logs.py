@@ -1,5 +1,6 @@
 """From logs to sequences: every layout gives the same files, and nothing is left out in silence."""
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def check(folder, summary):
 
 
 @pytest.mark.parametrize(
-    "layout", ["ratings.csv", "log.tsv", "LOG.TSV", "log.parquet", "u.data", "ratings.dat"]
+    "layout", ["ratings.csv", "log.tsv", "LOG.TSV", "log.parquet", "u.data", "ratings.dat", "log.tsv.gz"]
 )
 def test_every_layout_gives_the_same_sequences(tmp_path, layout):
     log, out = tmp_path / layout, tmp_path / "made"
@@ -43,7 +44,8 @@ def test_every_layout_gives_the_same_sequences(tmp_path, layout):
         between = {"ratings.csv": ",", "ratings.dat": "::"}.get(layout, "\t")
         head = between.join(("userId", "movieId", "rating", "timestamp")) + "\n"
         lines = "".join(between.join(map(str, row)) + "\n" for row in fields)
-        log.write_text(lines if layout in ("u.data", "ratings.dat") else head + lines)
+        text = (lines if layout in ("u.data", "ratings.dat") else head + lines).encode()
+        log.write_bytes(gzip.compress(text) if layout.endswith(".gz") else text)
     check(out, build_sequences(log, out, core=2))
 
 

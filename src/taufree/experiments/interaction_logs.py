@@ -130,7 +130,7 @@ def _read(log: Path) -> tuple[pl.DataFrame, int]:
     # Without glob: a name with brackets or stars is that of one file.
     options: dict[str, Any] = {"infer_schema_length": 0, "truncate_ragged_lines": True, "glob": False}
     old = ["user", "item", "rating", "time"]  # MovieLens before it had headers
-    kind = log.suffix.lower()
+    kind = Path(log.name.lower().removesuffix(".gz")).suffix  # polars unpacks
     try:
         if kind == ".parquet":
             return pl.read_parquet(log, glob=False), 1
