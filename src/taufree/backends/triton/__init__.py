@@ -27,9 +27,10 @@ FINEST = {True: 1e-5, False: 1e-7}
 
 def supported(contrast: Contrast, link: Link) -> str | None:
     """Why the kernels cannot compute this loss, in one sentence, or None if they can."""
+    # Written so that torch.compile of PyTorch 2.8 can follow: no next(), no isinstance of A | B.
     every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
     inputs = [x for x in every if x is not None]
-    where = next((x.device for x in inputs if not x.is_cuda), contrast.anchors.device)
+    where = [*(x.device for x in inputs if not x.is_cuda), contrast.anchors.device][0]
     if reason := _machine(where.type, where.index):
         return reason
     if wrong := {x.dtype for x in inputs} - {torch.float32, torch.float16, torch.bfloat16}:
@@ -41,7 +42,7 @@ def supported(contrast: Contrast, link: Link) -> str | None:
     if type(link) is not LearnableTemperature and any(p.requires_grad for p in link.parameters()):
         return f"the kernels learn a LearnableTemperature, not a parameter of {type(link).__name__}."
     finest = FINEST[all(x.dtype.itemsize == 2 for x in inputs)]
-    if isinstance(link, LogOdds | CalibratedLogOdds) and link.resolution < finest:
+    if isinstance(link, (LogOdds, CalibratedLogOdds)) and link.resolution < finest:
         return f"the kernels need a resolution of at least {finest:g} here, got {link.resolution:g}."
     return None
 
