@@ -16,7 +16,7 @@ lint: .venv/test
 	$(BIN)/mypy
 
 bench: .venv/test
-	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python -m benchmarks.speed.cpu
 
 clean:
 	rm -rf .venv runs figures dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Losses over several ranks against one process on the whole batch: real processes, gloo, on the CPU.
 
-One start of the processes does everything (tests/ranks.py, rank_checks.py); the tests read what it found.
+One start of the processes does everything (tests/support); the tests read what it found.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
-from taufree.backends.triton import supported
+from taufree.backends.fused import supported
 from taufree.contrast import Contrast
-from tests.rank_checks import FSDP, everything, kernels
-from tests.ranks import CALLS, WAYS, WORLDS, cases, run
+from tests.support.rank_checks import FSDP, everything, kernels
+from tests.support.ranks import CALLS, WAYS, WORLDS, cases, run
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-10}
 
@@ -84,7 +84,7 @@ def test_backward_twice_and_scaled_upstream(world):
 def expected(name, way, w, width):
     """The collectives of forward and backward with the bytes that a rank receives by each.
 
-    As the docstring of taufree.backends.sharded says; 8 rows x 16 columns in float32 on each of w ranks,
+    As the docstring of taufree.backends.sharded.step says; 8 rows x 16 columns in float32 on each of w ranks,
     sums of ``width`` bytes.
     """
     measured = [["all_reduce", 24]] if name == "calibrated" else []

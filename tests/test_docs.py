@@ -1,13 +1,12 @@
 """README and docs: links lead somewhere, and the code in them runs."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.integrations import gcl  # noqa: F401  the page on PyGCL imports it
+from tests.support import gcl  # noqa: F401  the page on PyGCL imports it
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 

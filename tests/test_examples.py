@@ -3,13 +3,13 @@
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.experiments.photographs import write_folder
+from tests.support.paths import ROOT
+from tests.support.photographs import write_folder
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture

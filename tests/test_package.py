@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import taufree
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 PUBLIC = {
     "CalibratedLogOdds",
     "InfoNCE",
@@ -43,6 +43,8 @@ def test_importing_brings_torch_and_nothing_else():
 import sys, torch
 before = set(sys.modules)
 import taufree
+from tests.support.paths import ROOT
+from tests.support.paths import ROOT
 print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
 """
     assert python(code).split() == ["taufree"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taufree import LearnableTemperature, LogOdds, Temperature
-from taufree.backends import blockwise
-from tests.oracles import Case, digits50, float64
+from taufree.backends.blockwise import engine as blockwise
+from tests.support.oracles import Case, digits50, float64
 
 LINKS = st.sampled_from(
     [

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.backends import BACKENDS, choose, moments, sharded
-from taufree.backends.precision import no_autocast, wide_dtype
+from taufree.backends import BACKENDS, choose, moments
+from taufree.backends.numerics import no_autocast, wide_dtype
+from taufree.backends.sharded import step as sharded
 from taufree.contrast import Contrast
 from taufree.links import Link, LogOdds
 

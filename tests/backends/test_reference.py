@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
-from taufree.backends import precision
+from taufree.backends import numerics as precision
 
 LINKS = [LogOdds(), LogOdds(gain=2.0), Temperature(0.5), LearnableTemperature(0.5)]
 LABELS = torch.tensor([0, 1, 0, 1, 1])

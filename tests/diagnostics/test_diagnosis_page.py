@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from taufree.diagnostics.diagnose import diagnose
 from taufree.diagnostics.diagnosis import DEFINITIONS, Diagnosis
 from taufree.diagnostics.diagnosis_page import write_diagnosis
-from taufree.diagnostics.embeddings import diagnose
-from tests.diagnostics.browser import drawn, overflow, rendered
+from tests.support.browser import drawn, overflow, rendered
 
 
 @pytest.fixture(scope="module")

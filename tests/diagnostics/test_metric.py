@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 
-from taufree.diagnostics.embeddings import diagnose
+from taufree.diagnostics.diagnose import diagnose
 from taufree.diagnostics.metric import ContrastiveDiagnostics
 
 TAUS = (0.05, 0.5)

@@ -13,7 +13,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory):
-    from tests.experiments.shop import write_shop  # needs PyG, as few tests do
+    from tests.support.shop import write_shop  # needs PyG, as few tests do
 
     folder = tmp_path_factory.mktemp("shop")
     write_shop(folder)

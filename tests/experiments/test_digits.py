@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from taufree import LogOdds, nt_xent
-from taufree.experiments.recipes.digits import Digits, DigitsSettings
+from taufree.experiments.digits import Digits, DigitsSettings
 
 
 def loaded(**settings):

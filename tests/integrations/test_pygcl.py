@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from taufree import info_nce, nt_xent
-from tests.integrations.gcl import GCL
-from tests.largest import Largest
+from tests.support.gcl import GCL
+from tests.support.largest import Largest
 from tests.test_equivalence import agree, rows
 
-from taufree.integrations.pygcl import InfoNCE  # isort: skip (after GCL, see tests/integrations/gcl.py)
+from taufree.integrations.pygcl import InfoNCE  # isort: skip (after GCL, see tests/support/gcl.py)
 
 DualBranchContrast, SingleBranchContrast = GCL.models.DualBranchContrast, GCL.models.SingleBranchContrast
 H1, H2, H3, H4 = (rows(12, 6, seed=seed) for seed in range(4))

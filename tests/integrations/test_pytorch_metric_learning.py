@@ -6,7 +6,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers, regular
 
 from taufree import nt_xent, sup_con
 from taufree.integrations.pytorch_metric_learning import NTXentLoss, SupConLoss
-from tests.largest import Largest
+from tests.support.largest import Largest
 from tests.test_equivalence import agree, rows
 
 Z, REF = rows(24, 6), rows(30, 6, seed=1)

@@ -8,7 +8,7 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
 from taufree.integrations import lightly as for_lightly
 from taufree.integrations import pytorch_metric_learning as for_pairs
-from tests.integrations.rank_checks import SETTINGS, everything
+from tests.support.integration_rank_checks import SETTINGS, everything
 from tests.test_distributed import start
 from tests.test_equivalence import rows
 

@@ -18,7 +18,7 @@ from taufree.integrations.sentence_transformers import (
     MultipleNegativesRankingLoss,
     temperature_free,
 )
-from tests.largest import Largest
+from tests.support.largest import Largest
 
 EXTRA = ("query_to_query", "doc_to_query", "doc_to_doc")
 DIRECTIONS = [

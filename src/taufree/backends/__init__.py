@@ -1,7 +1,7 @@
 """The same contract several times: ``backend(contrast, link, weights)``.
 
 With ``weights`` [N], or one number for all, a backend returns the scalar sum of weights * losses, with
-None each anchor's loss [N]. The result has the dtype of :func:`taufree.backends.precision.result_dtype`.
+None each anchor's loss [N]. The result has the dtype of :func:`taufree.backends.numerics.result_dtype`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from taufree.backends import blockwise, reference, triton
+from taufree.backends import fused as triton
+from taufree.backends import reference
+from taufree.backends.blockwise import engine as blockwise
 from taufree.contrast import Contrast
 from taufree.links import Link
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.precision import no_autocast, normalize, result_dtype, shortest, wide_dtype
+from taufree.backends.numerics import no_autocast, normalize, result_dtype, shortest, wide_dtype
 from taufree.contrast import Contrast
 
 PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU they stay in its cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.precision import chords, normalize, result_dtype, similarity
+from taufree.backends.numerics import chords, normalize, result_dtype, similarity
 from taufree.contrast import Contrast
 from taufree.links import Link
 

@@ -28,8 +28,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import taufree
 from taufree.bench.methods import Loss, Method, truth
-from taufree.diagnostics.writing import write_whole
-from taufree.experiments.environment import hardware
+from taufree.util.files import write_whole
+from taufree.util.machine import hardware
 
 MIB = 2**20
 AGREEMENT = (2e-2, 5e-2)  # relative errors of loss and gradient above which a method was called wrongly

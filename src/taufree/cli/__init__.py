@@ -11,7 +11,7 @@ import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from taufree.cli.talk import complain
+from taufree.cli.messages import complain
 
 if TYPE_CHECKING:
     import typer
@@ -24,7 +24,8 @@ def build() -> typer.Typer:
     """The command with its subcommands."""
     import typer
 
-    from taufree.cli import language, look, sequences, train
+    from taufree.cli import language, look, sequences
+    from taufree.cli import run as train
 
     app = typer.Typer(
         name="taufree",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.talk import bar, need, path, refuse, writable
+from taufree.cli.messages import bar, need, path, refuse, writable
 
 
 def bias(
@@ -37,7 +37,6 @@ def bias(
     Example:
       taufree bias bert-base-uncased --data FOLDER --out bias
     """
-    from taufree.experiments.environment import choose_device
     from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
     from taufree.experiments.language.scoring import write_rows
     from taufree.experiments.language.stereoset import (
@@ -47,6 +46,7 @@ def bias(
         stereoset_summary,
     )
     from taufree.experiments.language.tokens import load_masked_lm, load_tokenizer
+    from taufree.util.machine import choose_device
 
     try:
         chosen = choose_device(device, "32-true")
@@ -118,8 +118,8 @@ def pretrain_mlm(
       taufree pretrain-mlm FOLDER/encoder --data FOLDER --out models/adapted
     """
     need("lightning")
-    from taufree.experiments.environment import choose_device
     from taufree.experiments.language.pretrain import PretrainSettings, pretrain
+    from taufree.util.machine import choose_device
 
     try:
         chosen = choose_device(device, "32-true" if precision is None else precision)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from taufree.cli.talk import bar, path, refuse, writable
+from taufree.cli.messages import bar, path, refuse, writable
 
 
 def _show_version(asked: bool) -> None:
@@ -44,7 +44,7 @@ def figures(
     Example:
       taufree figures --out figures
     """
-    from taufree.diagnostics.figures import draw_figures
+    from taufree.diagnostics.theory.figures import draw_figures
 
     try:
         with bar("drawing") as watch:
@@ -81,7 +81,9 @@ def diagnose(
       taufree diagnose image.npy text.npy
       taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
     """
-    from taufree.diagnostics import diagnosis_page, embeddings, files
+    from taufree.diagnostics import diagnose as embeddings
+    from taufree.diagnostics import diagnosis_page
+    from taufree.diagnostics import embedding_files as files
 
     try:
         first, pairs, groups = files.load_embeddings(file, second, labels)
@@ -129,9 +131,9 @@ def bench(
     """
     import torch
 
+    from taufree.bench.compare import DEFAULTS, check, numbers, remarks, table_row
+    from taufree.bench.compare import bench as measure
     from taufree.bench.measure import save
-    from taufree.bench.run import DEFAULTS, check, numbers, remarks, table_row
-    from taufree.bench.run import bench as measure
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given = [given or default for given, default in zip((n, d, dtype), DEFAULTS[device], strict=True)]

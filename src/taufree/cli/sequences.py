@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.talk import path, refuse
+from taufree.cli.messages import path, refuse
 
 
 def sequences(
@@ -35,7 +35,7 @@ def sequences(
       taufree sequences ml-20m/ratings.csv --out data/ml-20m
       taufree run dcrec --dataset data/ml-20m
     """
-    from taufree.experiments.interaction_logs import build_sequences
+    from taufree.experiments.recommendation.logs import build_sequences
 
     try:
         made = build_sequences(log, out, user=user, item=item, time=time, core=core)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from taufree import Link, LogOdds, Temperature
-from taufree.backends.precision import full_precision
+from taufree.backends.numerics import full_precision
 
 TAUS = (0.05, 0.1, 0.25, 0.5, 1.0)
 HARDEST = 0.01

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from taufree.extras import extra
-
-from .anchors import HARDEST
-from .theory import dimension_temperature
+from taufree.diagnostics.anchors import HARDEST
+from taufree.diagnostics.theory.closed_forms import dimension_temperature
+from taufree.util.optional import extra
 
 with extra("cli"):
     import numpy as np

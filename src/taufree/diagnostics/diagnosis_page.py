@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from taufree.extras import extra
-
-from .anchors import HARDEST
-from .diagnosis import COSINE_EDGES, DEFINITIONS, OPTIMAL, SCALE_EDGES, VANISHED, Diagnosis, Scheme
-from .page import Page
-from .writing import write_whole
+from taufree.diagnostics.anchors import HARDEST
+from taufree.diagnostics.diagnosis import (
+    COSINE_EDGES,
+    DEFINITIONS,
+    OPTIMAL,
+    SCALE_EDGES,
+    VANISHED,
+    Diagnosis,
+    Scheme,
+)
+from taufree.util.files import write_whole
+from taufree.util.html_page import Page
+from taufree.util.optional import extra
 
 with extra("cli"):
     import numpy as np

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taufree.extras import extra
-
-from .anchors import TAUS, blocks, measure, schemes
-from .diagnosis import OPTIMAL, VANISHED
+from taufree.diagnostics.anchors import TAUS, blocks, measure, schemes
+from taufree.diagnostics.diagnosis import OPTIMAL, VANISHED
+from taufree.util.optional import extra
 
 with extra("lightning"):
     from torchmetrics import Metric

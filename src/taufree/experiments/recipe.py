@@ -12,7 +12,6 @@ import whatever it needs.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -25,8 +24,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from taufree import Link, nt_xent
-from taufree.experiments import recipes
-from taufree.experiments.observation import Observation
+from taufree.experiments.evaluation.pair_statistics import Observation
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,12 @@ class Recipe(ABC):
     """At least "full", the recipe as it is meant, and "quick", a look at it in a minute."""
     static: ClassVar[bool] = False
     """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else but the
-    learning rate: a GPU then replays one recorded step, see :class:`taufree.experiments.replay.Replayed`.
+    learning rate: a GPU then replays one recorded step, see :class:`.training.recorded.Replayed`.
     With a schedule the optimizer must take its learning rate from the device, as fused ones do."""
     stops_early: ClassVar[bool] = False
     """Whether :meth:`enough` may end the training, so that any epoch may be the last."""
     shared: ClassVar[bool] = False
-    """Whether several ranks may share a batch by its rows, see :func:`taufree.experiments.ranks.own_rows`.
+    """Whether several ranks may share a batch by its rows, see :func:`.training.ranks.own_rows`.
     The loss must then gather, and nothing else but batch norms may look at more than a row."""
     gpu_precision: ClassVar[str] = "32-true"
     """The precision on a CUDA device, if the user names none."""
@@ -182,7 +180,7 @@ class Recipe(ABC):
         """The trained model's figures, higher is better. Inputs of ``model`` are moved to its device."""
 
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
-        """Arrays of the trained model that the report draws, see :mod:`taufree.experiments.embedding`."""
+        """Arrays of the trained model that the report draws, see :mod:`taufree.experiments.report.kept`."""
         return {}
 
     def scores(self, model: nn.Module) -> list[dict[str, Any]]:
@@ -206,9 +204,22 @@ def choose_settings(recipe: type[Recipe], preset: str, given: Mapping[str, Any])
     return recipe.settings_type(**{**chosen.settings, **wanted}), chosen.seeds
 
 
+MODULES = {
+    "cifar10": "images.cifar10",
+    "citeseer": "graphs.citeseer",
+    "dcrec": "recommendation.dcrec",
+    "digits": "digits",
+    "imagenette": "images.imagenette",
+    "images": "images.folder",
+    "mabel": "language.mabel",
+    "msc": "images.msc",
+    "sentences": "language.sentences",
+}
+
+
 def recipe_names() -> list[str]:
-    """The recipes there are, by the names of their modules; none is imported for this."""
-    return sorted(module.name for module in pkgutil.iter_modules(recipes.__path__))
+    """The recipes there are, by name; none is imported for this."""
+    return sorted(MODULES)
 
 
 def find_recipe(name: str) -> type[Recipe]:
@@ -219,5 +230,5 @@ def find_recipe(name: str) -> type[Recipe]:
     """
     if name not in recipe_names():
         raise ValueError(f"recipe must be one of {', '.join(recipe_names())}, got {name!r}.")
-    recipe: type[Recipe] = importlib.import_module(f"{recipes.__name__}.{name}").RECIPE
+    recipe: type[Recipe] = importlib.import_module(f"taufree.experiments.{MODULES[name]}").RECIPE
     return recipe

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
-from taufree.backends import precision
+from taufree.backends import numerics as precision
 from taufree.functional import check_alike
 from taufree.integrations import as_twin, decoupled, link_of, needs, positive
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from taufree.backends import precision, reference
+from taufree.backends import numerics as precision
+from taufree.backends import reference
 from taufree.functional import check_float
 from taufree.links import Link
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from taufree import nt_xent, sup_con
-from taufree.backends.precision import result_dtype
+from taufree.backends.numerics import result_dtype
 from taufree.integrations import as_twin, link_of, needs
 from taufree.integrations.masks import check_rows, masked_losses, similarity
 from taufree.links import Link

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from taufree.backends import moments
-from taufree.backends.precision import normalize, result_dtype, similarity
+from taufree.backends.numerics import normalize, result_dtype, similarity
 from taufree.backends.reference import masked_logits
 from taufree.contrast import Contrast
 from taufree.functional import info_nce, nt_xent

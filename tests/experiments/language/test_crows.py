@@ -1,12 +1,9 @@
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 from taufree.experiments.language.crows import SIDES, crows_pairs, crows_share, differing, read_crows
+from tests.support.paths import DATA
 
-DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 PAIRS = [
     ("The nurse was kind to her dog.", "The nurse was kind to his dog."),
     ("The man walked and the woman sleeps", "The woman walked and the man sleeps"),

@@ -1,8 +1,6 @@
 """MABEL: its loss against one written down by hand, its settings, and whole runs on real sentences."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +9,12 @@ from typer.testing import CliRunner
 
 from taufree import LogOdds, Temperature
 from taufree.cli import build
-from taufree.experiments.recipes.mabel import Mabel, MabelSettings, alignment
-from taufree.experiments.run import Run
-from taufree.experiments.runner import Training
-from tests.experiments.breaking_off import assert_goes_on
+from taufree.experiments.language.mabel import Mabel, MabelSettings, alignment
+from taufree.experiments.training.run import Run
+from taufree.experiments.training.trainer import Training
+from tests.support.breaking_off import assert_goes_on
+from tests.support.paths import DATA
 
-DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
     not ((DATA / "snli").is_dir() and (DATA / "bias").is_dir()),
     reason=f"snli and bias are not in {DATA}, which TAUFREE_DATA can change",

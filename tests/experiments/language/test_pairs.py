@@ -1,12 +1,9 @@
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from taufree.experiments.language.pairs import read_entailments, read_pairs, swap_pairs
-
-DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
+from tests.support.paths import DATA, ROOT
 
 
 def write_columns(folder, premises, hypotheses, labels):
@@ -59,7 +56,7 @@ def test_what_is_wrong_with_the_files_is_said_in_a_sentence(tmp_path, break_it, 
 
 @pytest.mark.skipif(not (DATA / "snli").is_dir(), reason=f"SNLI is not in {DATA}")
 def test_the_counts_in_the_docs_are_those_of_the_data():
-    page = (Path(__file__).parents[3] / "docs" / "language.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
     page = " ".join(page.split())  # wherever its lines end
     pairs = swap_pairs(read_entailments(DATA))
     rows = pairs.quadruples

@@ -7,10 +7,10 @@ from scipy.stats import spearmanr
 from torch.nn.functional import cosine_similarity
 
 from taufree import info_nce
-from taufree.experiments.recipes.sentences import Sentences, SentencesSettings, read_stsb
-from taufree.experiments.run import Run
-from taufree.experiments.runner import Training
-from tests.experiments.breaking_off import assert_goes_on
+from taufree.experiments.language.sentences import Sentences, SentencesSettings, read_stsb
+from taufree.experiments.training.run import Run
+from taufree.experiments.training.trainer import Training
+from tests.support.breaking_off import assert_goes_on
 
 PEOPLE = ["man", "woman", "boy", "girl", "nurse", "doctor", "dog", "cat"]
 

@@ -1,8 +1,6 @@
 """StereoSet: probabilities that are known by hand, a slow way that shares no code, and the figures."""
 
 import json
-import os
-from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -15,8 +13,8 @@ from taufree.experiments.language.stereoset import (
     stereoset,
     stereoset_summary,
 )
+from tests.support.paths import DATA
 
-DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 ROWS = [
     (
         "nurse",

@@ -1,8 +1,6 @@
 """Swapping: what is swapped, that it can be undone, and that this holds for every sentence there is."""
 
-import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +16,8 @@ from taufree.experiments.language.swap import (
     is_gendered,
     swapped,
 )
+from tests.support.paths import DATA
 
-DATA = Path(os.environ.get("TAUFREE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 WORD = st.sampled_from([*sorted(WORDS), *OTHERWISE, "dog", "with", "the", ".", ",", "red", "'s", "and"])
 CASED = st.builds(
     lambda word, case: case(word), WORD, st.sampled_from([str.lower, str.capitalize, str.upper, str.swapcase])

@@ -24,9 +24,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-from taufree.diagnostics.writing import write_whole
-from taufree.experiments.checkpoint import Checkpoint
-from taufree.experiments.environment import hardware, hush, versions
 from taufree.experiments.language.pairs import CORPORA, read_pairs
 from taufree.experiments.language.scoring import Watch
 from taufree.experiments.language.tokens import (
@@ -39,6 +36,9 @@ from taufree.experiments.language.tokens import (
     quiet,
     tokenise,
 )
+from taufree.experiments.training.checkpoint import Checkpoint
+from taufree.util.files import write_whole
+from taufree.util.machine import hardware, hush, versions
 
 HELD_OUT = 2000
 EVERY = 30.0

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.diagnostics.writing import write_whole
 from taufree.experiments.language.tokens import STEP, logits_at
+from taufree.util.files import write_whole
 
 BATCH = 128
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.experiments.run import BadInputError
+from taufree.experiments.training.run import BadInputError
 
 STEP = 16
 """Batches are padded to a multiple of this, so that there are few different shapes."""

@@ -1,0 +1,1 @@
+"""Linear memory on any device: the loss and its gradient, tile by tile."""

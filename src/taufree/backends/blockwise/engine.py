@@ -1,0 +1,343 @@
+"""Linear memory on any device: the loss and its analytic gradient, tile by tile.
+
+The similarity matrix is visited in tiles that fit the cache, at most two times: once for the sums,
+once for the gradient; what still fits a fixed budget is kept from the first visit. A scalar loss
+computes its gradient in the forward pass, while the tiles are warm. Rows and columns of a tile are
+used together: both directions of a symmetric loss come from one pass, and when anchors are
+compared with each other only the tiles on and above the diagonal are computed.
+
+Exactness: plain products are good enough while |c| < 0.95. A tile with a closer pair is computed
+again in float64 and from chords, and its gradient without the radial part in which the digits of
+the rest would drown. Positives and per-query negatives always take the exact way; they are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from taufree.backends import numerics as precision
+from taufree.backends.autograd import Final, apply, eager
+from taufree.backends.blockwise.rows import Rows, cut, spans
+from taufree.backends.blockwise.tiles import (
+    Direction,
+    LeftOut,
+    OddsTile,
+    Side,
+    SoftmaxTile,
+    keep_freed_memory,
+    learned,
+    link_gradient,
+    parameters,
+)
+from taufree.backends.numerics import chords, full_precision, result_dtype, wide_dtype
+from taufree.contrast import Contrast
+from taufree.links import Link, LogOdds
+
+Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
+Tile: TypeAlias = OddsTile | SoftmaxTile
+
+TILE = 512  # rows and columns of a tile: 1 MiB in float32
+KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
+TENSORS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast, as they are saved
+NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
+
+
+@eager
+def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
+    """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
+    if isinstance(weights, float):
+        device = contrast.anchors.device
+        weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
+    params = learned(link, contrast.anchors)
+    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
+    if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
+        inputs = tuple(None if x is None else x.detach() for x in inputs)
+    result: Tensor = apply(_Blockwise, "blockwise", contrast, link, weights, *inputs)
+    return result
+
+
+class _Blockwise(torch.autograd.Function):
+    """Inputs from the fourth on: anchors, keys, queue, own negatives, the link's parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
+    ) -> Tensor:
+        without: dict[str, Any] = dict.fromkeys(TENSORS)  # they are saved below, and freed after the backward
+        ctx.contrast = replace(contrast, **without)
+        ctx.link, ctx.weights = link, weights
+        # Not saved below: the next loss may bring them back into range in place.
+        ctx.params = [p for p in inputs[4:] if p is not None]
+        ctx.values = values_of(ctx.params)
+        ctx.wanted = ctx.needs_input_grad[3:]
+        engine = _Engine(contrast, link, inputs, ctx.wanted)
+        losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
+        ctx.save_for_backward(*inputs[:4], contrast.ids, contrast.labels)
+        return (losses if weights is None else (losses * weights).sum()).to(engine.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        inputs = (*saved[:4], *ctx.params)
+        gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
+        if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
+            check_unchanged(ctx.link, ctx.params, ctx.values)
+            grad = upstream if ctx.weights is None else ctx.weights * upstream
+            contrast = replace(ctx.contrast, **dict(zip(TENSORS, saved, strict=True)))
+            _, gradients = _Engine(contrast, ctx.link, inputs, ctx.wanted).run(grad)
+        else:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
+        cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
+        if torch.is_grad_enabled():  # create_graph=True
+            cast = [None if g is None else Final.apply("blockwise", g, upstream, *inputs) for g in cast]
+        return (None, None, None, *cast)
+
+
+def values_of(params: Sequence[Tensor]) -> list[Tensor]:
+    return [p.detach().clone() for p in params]
+
+
+def check_unchanged(link: Link, params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Raises unless the link, asked again by the backward, still has the parameters of the forward."""
+    now = {id(p) for p in parameters(link)}
+    for p, value in zip(params, values, strict=True):
+        alike = (p.dtype, p.device, p.shape) == (value.dtype, value.device, value.shape)
+        if id(p) not in now or not alike or not torch.allclose(p, value, rtol=0, atol=0, equal_nan=True):
+            raise RuntimeError(
+                "The link's parameters must be those of the forward until the backward, got changed ones; "
+                'call backward before the optimizer steps, or use backend="reference".'
+            )
+
+
+class _Place(NamedTuple):
+    """A tile of the matrix: anchors ``rows`` against ``cols`` of ``block``, and who looks back, if anyone.
+
+    ``groups`` are the block's ids or labels, if another rank holds it.
+    """
+
+    rows: range
+    cols: range
+    block: Rows
+    across: Direction | None
+    groups: Tensor | None = None
+
+
+class _Engine:
+    """One evaluation of the loss and, if wanted, of its gradient."""
+
+    def __init__(
+        self, contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> None:
+        anchors, keys, queue, own = inputs[:4]
+        assert anchors is not None
+        self.contrast, self.link = contrast, link
+        self.n, self.wide = anchors.shape[0], wide_dtype(anchors.device)
+        self.dtype = result_dtype(*[x for x in inputs[:4] if x is not None])
+        self.u = Rows(anchors, self.dtype, wanted[0])
+        self.v = self.u if keys is None else Rows(keys, self.dtype, wanted[1], tiled=contrast.in_batch)
+        self.queue = None if queue is None else Rows(queue, self.dtype, wanted[2])
+        self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
+        self.params = [p for p in inputs[4:] if p is not None]
+        self.param_grads = self._no_param_grads()
+        odds = type(link) is LogOdds and link.gain == 1 and not self.params
+        self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if odds else SoftmaxTile
+
+    @torch.no_grad()
+    def run(self, weights: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+        """The losses [N], and the inputs' gradients of sum(weights * losses) unless weights is None."""
+        with full_precision(self.u.x.device):
+            positive, rows, cols = self._begin(weights)
+            self._visit(rows, cols, weights is not None)
+            losses = rows.losses if cols is None else (rows.losses + cols.losses) / 2
+            return losses, [] if weights is None else self._gradients(positive, rows, cols)
+
+    def _begin(self, weights: Tensor | None) -> tuple[Similarity | None, Direction, Direction | None]:
+        """The positives, and both directions with the pairs outside the matrix in their sums."""
+        positive = None if self.contrast.labels is not None else self._positive()
+        logit = None if positive is None else self.link.logit(*positive)
+        count, cols = self.contrast.positive_count(), None
+        if self.contrast.symmetric:
+            weights = None if weights is None else weights / 2
+            cols = Direction(self.kind, count, logit, weights, self.wide)
+        rows = Direction(self.kind, count, logit, weights, self.wide)
+        for part, similarity, *_ in self._own_negatives():
+            rows.negatives[part] = self.kind.merge(rows.negatives[part], self.link.logit(*similarity))
+        return positive, rows, cols
+
+    def _gradients(
+        self, positive: Similarity | None, rows: Direction, cols: Direction | None
+    ) -> list[Tensor | None]:
+        """Adds the pairs outside the matrix, then takes everything back through the normalisation."""
+        if positive is not None:
+            pull = -rows.side.pull if cols is None else -rows.side.pull - cols.side.pull
+            a = self._coefficients(positive, pull)[:, None]
+            sign = torch.ones_like(a).copysign(positive[0][:, None])  # never 0, also at right angles
+            for part, key, u, v in self._positives():
+                # v - u for v (v + u if they are opposite): the same but for the part along u, and exact
+                # where u and v nearly agree.
+                apart = v.addcmul_(u, sign[part], value=-1).to(self.dtype)
+                self.u.pull(part, apart, a[part], sign[part] * a[part])
+                self.v.pull(key, apart, -sign[part] * a[part], sign[part] * a[part])
+        for part, similarity, u, v in self._own_negatives():
+            share = (self.link.logit(*similarity) - rows.side.log_z[part, None]).exp()
+            a = self._coefficients(similarity, rows.side.grad[part, None] * share)[..., None]
+            sign = similarity[0].sign()[..., None]
+            if self.u.grad is not None:
+                self.u.grad[part] += (v - sign * self.u.full[part][:, None] * u).mul_(a).sum(1)
+            if self.own is not None and self.own.grad is not None:
+                self.own.grad[part] = (u - sign * self.own.full[part] * v).mul_(a)
+        inputs = (self.u, None if self.contrast.keys is None else self.v, self.queue, self.own)
+        return [None if x is None else x.finish() for x in inputs] + self.param_grads
+
+    def _coefficients(self, similarity: Similarity, outer: Tensor) -> Tensor:
+        """dL/dc from dL/dlogit; the link's parameters learn on the way."""
+        if self.params:
+            self._learn(link_gradient(self.link, similarity, outer, self.params))
+        return outer * self.link.slope(*similarity)
+
+    def _no_param_grads(self) -> list[Tensor]:
+        return [torch.zeros_like(p, dtype=self.wide) for p in self.params]  # parts of many tiles add up in it
+
+    def _learn(self, gradients: Sequence[Tensor | None], share: float = 1.0) -> None:
+        for total, gradient in zip(self.param_grads, gradients, strict=True):
+            if gradient is not None:
+                total += share * gradient
+
+    # Pairs outside the matrix, exactly.
+
+    def _positives(self) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+        """The anchors, which rows of the keys are their positives, and both as exact unit rows."""
+        last = self.n - self.contrast.shift  # the positives of the rows from here on are the first keys
+        for part in self.u.parts:
+            for start, stop in ((part.start, min(part.stop, last)), (max(part.start, last), part.stop)):
+                if start < stop:
+                    first = (start + self.contrast.shift) % self.n
+                    row, key = slice(start, stop), slice(first, first + stop - start)
+                    yield row, key, self.u.exact(row), self.v.exact(key)
+
+    def _positive(self) -> Similarity:
+        """Cosine, 1 - cosine and 1 + cosine of each anchor and its positive, [N].
+
+        As :func:`chords`, in fewer passes, and into tensors made before: a small tensor that stays, made
+        between large ones that go, keeps their places in the heap from being joined and used again.
+        """
+        gap, rise = torch.empty(2, self.n, dtype=self.wide, device=self.u.x.device)
+        for part, key, u, v in self._positives():
+            lack = (self.u.lack[part] + self.v.lack[key]).squeeze(-1) / 2
+            rise[part] = torch.linalg.vector_norm(u + v, dim=-1).square_().div_(2).add_(lack)
+            gap[part] = torch.linalg.vector_norm(u.sub_(v), dim=-1).square_().div_(2).add_(lack)
+        return (rise - gap) / 2, gap, rise
+
+    def _own_negatives(self) -> Iterator[tuple[slice, Similarity, Tensor, Tensor]]:
+        """Some anchors, their similarity [B, K] to negatives of their own, and both as exact unit rows."""
+        if self.own is not None and self.own.x.numel():
+            for part in self.own.parts:
+                u, v = self.u.exact(part)[:, None], self.own.exact(part)
+                yield part, chords(u, self.u.lack[part][:, None], v, self.own.lack[part]), u, v
+
+    # The matrix, tile by tile.
+
+    def _visit(self, rows: Direction, cols: Direction | None, want_grad: bool) -> None:
+        """The sums of all tiles, and their part of the gradient."""
+        keep_freed_memory()
+        across = rows if self.contrast.keys is None else cols
+        strips = spans(self.n, TILE if across else self._height())
+        # One way, a row's sums are complete after its own tiles; two ways, only after all tiles.
+        for group in [strips] if across else [[strip] for strip in strips]:
+            places = [place for strip in group for place in self._places(strip, across)]
+            kept = self._sums(places, rows, KEPT if want_grad else 0)
+            for direction in (rows, cols):
+                if direction is not None:
+                    direction.close(slice(group[0].start, group[-1].stop))
+            if want_grad:
+                self._pulls(places, rows, kept)
+
+    def _sums(self, places: Sequence[_Place], rows: Direction, room: int) -> list[Tile | None]:
+        """Adds the tiles to the sums; returns those that fit ``room`` bytes."""
+        kept: list[Tile | None] = []
+        for place in places:
+            tile = self._tile(place)
+            rows.add(tile, cut(place.rows), 1)
+            if place.across is not None:
+                place.across.add(tile, cut(place.cols), 0)
+            room -= tile.nbytes
+            kept.append(tile if room >= 0 else None)
+        return kept
+
+    def _pulls(self, places: Sequence[_Place], rows: Direction, kept: list[Tile | None]) -> None:
+        """Adds the tiles' part of the gradient, once the sums are complete; uses up those ``kept``."""
+        for i, place in enumerate(places):
+            tile, kept[i] = kept[i] or self._tile(place), None
+            sides = [rows.side.at(place.rows, 0)]
+            if place.across is not None:
+                sides.append(place.across.side.at(place.cols, 1))
+            self._tile_gradient(place, tile, sides)
+
+    def _height(self) -> int:
+        """Rows of a strip such that all its tiles are kept, within reason; tall tiles mean fewer calls."""
+        width = (self.n if self.contrast.in_batch else 0) + (0 if self.queue is None else len(self.queue.x))
+        copies = 1 if self.kind is OddsTile else 2
+        return min(4 * TILE // copies, max(64, KEPT // max(1, width * copies * self.dtype.itemsize)))
+
+    def _places(self, rows: range, across: Direction | None) -> Iterator[_Place]:
+        """The tiles of a strip; when anchors meet each other only those on and above the diagonal."""
+        if self.contrast.in_batch:
+            for cols in spans(self.n, TILE):
+                if self.v is not self.u:
+                    yield _Place(rows, cols, self.v, across)
+                elif cols.start >= rows.start:
+                    yield _Place(rows, cols, self.v, across if cols.start > rows.start else None)
+        if self.queue is not None:
+            for cols in spans(len(self.queue.x), TILE):
+                yield _Place(rows, cols, self.queue, None)
+
+    def _tile(self, place: _Place) -> Tile:
+        rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
+        assert u.unit is not None
+        assert v.unit is not None
+        offset = self.kind.offset(self.link)
+        gap = torch.addmm(u.unit.new_full((1,), 1 + offset), u.unit[rows], v.unit[cols].T, alpha=-1)
+        left_out = same = rise = None
+        if v is self.v:
+            left_out = LeftOut.of(self.contrast, place.rows, place.cols)
+            if self.contrast.labels is not None:
+                same = self.contrast.same_label(place.rows, place.cols)
+        elif place.groups is not None:
+            labels, groups = self.contrast.labels, place.groups[cols]
+            if labels is not None:
+                same = labels[rows, None] == groups
+            elif self.contrast.ids is not None:
+                left_out = LeftOut([], self.contrast.ids[rows, None] == groups)
+        if left_out is not None:
+            left_out.fill(gap, 1)
+        least, most = gap.aminmax()
+        if bool((least < NEAR + offset) | (most > 2 - NEAR + offset)):
+            gap, rise = precision.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
+            gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
+            if left_out is not None:
+                gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
+        return self.kind(self.link, gap, rise, left_out, same)  # type: ignore[arg-type]
+
+    def _tile_gradient(self, place: _Place, tile: Tile, sides: list[Side]) -> None:
+        rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
+        a, learned = tile.coefficients(sides, self.params)
+        # Anchors among themselves on two ranks: both of them meet the pair, with both directions in it.
+        self._learn(learned, 0.5 if self.contrast.keys is None and v is not u else 1.0)
+        if tile.near:
+            a = a.to(self.wide)
+            if u.grad is not None:
+                u.grad[rows] += u.tangent(rows, a @ v.exact(cols)).to(self.dtype)
+            if v.grad is not None:
+                v.grad[cols] += v.tangent(cols, a.T @ u.exact(rows)).to(self.dtype)
+            return
+        if u.grad is not None and v.unit is not None:
+            u.grad[rows].addmm_(a, v.unit[cols])
+        if v.grad is not None and u.unit is not None:
+            v.grad[cols].addmm_(a.T, u.unit[rows])

@@ -1,0 +1,1 @@
+"""The Triton kernels, and the arithmetic they share."""

@@ -1,0 +1,297 @@
+"""Kernels with one program a tile: a block of the similarity matrix that exists in registers only.
+
+Half-precision rows meet as they are, but for a power of two: products are exact, and the cosine
+u'.v' times both rows' factors is good to the rounding of float32 sums, about 1e-6. In split mode a
+unit row is a pair (coarse, rest) of float16, see row_kernels.unit_rows, and 1 - c a half squared chord
+
+    (|h|^2 + |k|^2)/2 - h.k   +   the same of the rests:   1 - c     with + for -:   1 + c
+
+whose first part is exact and whose second is small: nothing is lost as c approaches 1, at four products
+instead of one. The sums of ODDS and EXP are plain sums; those of other links are logarithms, each tile
+relative to its own maximum.
+"""
+
+# ruff: noqa: SIM102, SIM108, SIM109, RET505
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from taufree.backends.fused.kernels.arithmetic import (
+    EXP,
+    INTERPRETED,
+    ODDS,
+    SCALE,
+    logit_of,
+    reciprocals,
+    slope_of,
+    tf32,
+)
+
+
+@triton.jit
+def _dot(a, b, total):
+    if INTERPRETED:  # which multiplies the bits of bfloat16
+        return tl.dot(a.to(tl.float32), b.to(tl.float32).T, total, input_precision="ieee")
+    return tl.dot(a, b.T, total)
+
+
+@triton.jit
+def _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD: tl.constexpr, SPLIT: tl.constexpr,
+             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """c, 1 - c + delta, 1 + c + delta and the factors on either side, of the tile at ``row`` and ``col``.
+
+    The factors take dL/dc to dL/d(u'.v'). Rows past the end read as zeros.
+    """
+    i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    left, right = tl.load(u_sides + i, i < N, 1.0), tl.load(v_sides + j, j < M, 1.0)
+    dot = tl.zeros((BM, BN), tl.float32)
+    if SPLIT:
+        more_left, more_right = tl.load(u_sides + N + i, i < N, 0.0), tl.load(v_sides + M + j, j < M, 0.0)
+        rest = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, PAD, BK):
+            h, e = u.load([row, k]), u.load([row, PAD + k])
+            other_h, other_e = v.load([col, k]), v.load([col, PAD + k])
+            dot = _dot(h, other_h, dot)
+            rest = _dot(e, other_h, rest)
+            rest = _dot(h, other_e, rest)
+            rest = _dot(e, other_e, rest)
+        square = left[:, None] + right[None, :]
+        more = more_left[:, None] + (more_right + delta)[None, :]
+        return dot + rest, (square - dot) + (more - rest), (square + dot) + (more + rest), left, right
+    else:
+        for k in range(0, PAD, BK):
+            dot = _dot(u.load([row, k]), v.load([col, k]), dot)
+        c = dot * left[:, None] * right[None, :]
+        return c, (1.0 + delta) - c, (1.0 + delta) + c, left, right
+
+
+@triton.jit
+def _counted(i, j, u_groups, v_groups, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr,
+             IDS: tl.constexpr):  # fmt: skip
+    """Which pairs of a tile count as negatives; each pair of anchors among themselves once (i < j)."""
+    counted = (i < N)[:, None] & (j < M)[None, :]
+    if SELF:
+        counted &= i[:, None] < j[None, :]
+        counted &= (i[:, None] + shift != j[None, :]) & (i[:, None] + N - shift != j[None, :])
+    elif POSITIVES:
+        counted &= ((i + shift) % N)[:, None] != j[None, :]
+    if IDS:
+        counted &= tl.load(u_groups + i, i < N, 0)[:, None] != tl.load(v_groups + j, j < M, 0)[None, :]
+    return counted
+
+
+@triton.jit
+def _same(i, j, u_groups, v_groups, N, M):
+    return tl.load(u_groups + i, i < N, 0)[:, None] == tl.load(v_groups + j, j < M, 0)[None, :]
+
+
+@triton.jit
+def _whole(row, col, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr,
+           BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Whether every pair of the tile counts, as far as positions tell."""
+    whole = (row + BM <= N) & (col + BN <= M)
+    if SELF:
+        whole &= row + BM <= col
+    if SELF or POSITIVES:
+        whole &= _apart(row + shift, col, BM, BN) & _apart(row + shift - N, col, BM, BN)
+    if SELF:
+        whole &= _apart(row + N - shift, col, BM, BN)
+    if IDS:
+        whole &= False
+    return whole
+
+
+@triton.jit
+def _apart(row, col, BM: tl.constexpr, BN: tl.constexpr):
+    return (row + BM <= col) | (col + BN <= row)
+
+
+@triton.jit
+def _place(row_tiles, col_tiles, GROUP: tl.constexpr):
+    """Which row and column of a grid this program is: GROUP rows at a time, so that both sides stay in L2."""
+    pid = tl.program_id(0)
+    span = GROUP * col_tiles
+    first = (pid // span) * GROUP
+    size = tl.minimum(row_tiles - first, GROUP)
+    return first + (pid % span) % size, (pid % span) // size
+
+
+@triton.jit
+def _log_sum(logit, AXIS: tl.constexpr):
+    top = tl.max(logit, AXIS)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    return top + tl.log(tl.sum(tl.exp(logit - tl.expand_dims(top, AXIS)), AXIS))
+
+
+@triton.jit
+def _sum(amount, AXIS: tl.constexpr, LINK: tl.constexpr):
+    if LINK == ODDS:
+        return tl.sum(amount, AXIS)
+    return _log_sum(amount, AXIS)
+
+
+@triton.jit
+def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
+    """Adds ``value`` to out [parts, length], or writes it to out [parts, tiles, length]."""
+    if ATOMIC:
+        tl.atomic_add(out + part * length + at, value, at < length, sem="relaxed")
+    else:
+        tl.store(out + (part * tiles + tile).to(tl.int64) * length + at, value, at < length)
+
+
+@triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
+def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, N, M, first_col,
+              row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
+              POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr, PAD: tl.constexpr,
+              SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """Adds the weights of a tile along its rows and, with COLS, along its columns.
+
+    ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
+    logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, width], of the
+    ``width`` columns from first_col on. With LABELS the first dimension is 3: the negatives' weights, the
+    positives', and the positives' logits.
+    """
+    ti, tj = _place(row_tiles, col_tiles, GROUP)
+    row, col = ti * BM, first_col + tj * BN
+    if SELF:
+        if col + BN <= row + 1:
+            return
+    i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    k, width = j - first_col, tl.minimum(M - first_col, col_tiles * BN)
+    c, gap, rise, _, _ = _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK)
+    if LABELS:
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        same = counted & _same(i, j, u_groups, v_groups, N, M)
+        if LINK == ODDS:
+            amount = tl.where(counted, rise * reciprocals(gap, BM, BN), 0.0)
+            logit = tl.log(tl.where(same, amount, 1.0))
+            none = 0.0
+        else:
+            logit = logit_of(c, gap, rise, tl.load(scale), LINK)
+            amount = tl.where(counted, logit, float("-inf"))
+            none = float("-inf")
+        negatives, positives = tl.where(same, none, amount), tl.where(same, amount, none)
+        logit = tl.where(same, logit, 0.0)
+        _put(rows_out, tj, col_tiles, N, 0, i, _sum(negatives, 1, LINK), ATOMIC)
+        _put(rows_out, tj, col_tiles, N, 1, i, _sum(positives, 1, LINK), ATOMIC)
+        _put(rows_out, tj, col_tiles, N, 2, i, tl.sum(logit, 1), ATOMIC)
+        if COLS:
+            _put(cols_out, ti, row_tiles, width, 0, k, _sum(negatives, 0, LINK), ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 1, k, _sum(positives, 0, LINK), ATOMIC)
+            _put(cols_out, ti, row_tiles, width, 2, k, tl.sum(logit, 0), ATOMIC)
+    elif LINK == ODDS or LINK == EXP:
+        if LINK == ODDS:  # weight = times * r - less
+            r, times, less = reciprocals(gap, BM, BN), 2.0 * (1.0 + delta), 1.0
+        else:
+            r, times, less = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale))), 1.0, 0.0
+        if _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN):
+            along = times * tl.sum(r, 1) - less * BN
+            if COLS:
+                across = times * tl.sum(r, 0) - less * BM
+            else:
+                across = tl.zeros((BN,), tl.float32)
+        else:
+            counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+            weight = tl.where(counted, times * r - less, 0.0)
+            along = tl.sum(weight, 1)
+            across = tl.sum(weight, 0)
+        _put(rows_out, tj, col_tiles, N, 0, i, along, ATOMIC)
+        if COLS:
+            _put(cols_out, ti, row_tiles, width, 0, k, across, ATOMIC)
+    else:
+        logit = logit_of(c, gap, rise, tl.load(scale), LINK)
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        logit = tl.where(counted, logit, float("-inf"))
+        _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
+        if COLS:
+            _put(cols_out, ti, row_tiles, width, 0, k, _log_sum(logit, 0), ATOMIC)
+
+
+@triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
+def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstream, step, weight, far_upstream,
+                      rows_z, cols_z, labelled, far_labelled, out, learned, N, M, first_row, first_col,
+                      row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr,
+                      SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, LEARN: tl.constexpr,
+                      PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr,
+                      BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """dL/d(u'.v') of the negatives of a chunk, both directions together, to out [rows, columns].
+
+    dL/dL_i is upstream[i * step] * weight, that of the column j far_upstream[j * step] * weight.
+    out is bfloat16, or float32 rounded to TF32; in split mode the rest follows after all columns.
+    LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS a pair of one label
+    is pushed by ``keep`` times its share of the sum and pulled by ``share``: labelled [2, N] and [2, M].
+    """
+    ti, tj = _place(row_tiles, col_tiles, GROUP)
+    row, col = first_row + ti * BM, first_col + tj * BN
+    i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
+    if SELF:
+        if col + BN <= row + 1:
+            _store(out, tl.zeros((BM, BN), tl.float32), ti * BM, tj * BN, col_tiles * BN, SPLIT)
+            if LEARN:
+                tl.store(learned + tl.program_id(0), 0.0)
+            return
+    near, near_z = tl.load(upstream + i * step, i < N, 0.0) * weight, tl.load(rows_z + i, i < N, 0.0)
+    if COLS:
+        far, far_z = tl.load(far_upstream + j * step, j < M, 0.0) * weight, tl.load(cols_z + j, j < M, 0.0)
+    if LABELS:
+        same = _same(i, j, u_groups, v_groups, N, M)
+        near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
+        far_keep = tl.load(far_labelled + j, j < M, 0.0).to(tl.float32)[None, :]
+        pull = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
+        pull = pull + (far * tl.load(far_labelled + M + j, j < M, 0.0).to(tl.float32))[None, :]
+    c, gap, rise, left, right = _cosines(
+        u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
+    )
+    if LINK == ODDS or LINK == EXP:
+        if LINK == ODDS:
+            r = reciprocals(gap, BM, BN)
+            steep = r * r
+        else:
+            steep = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale)))
+        pulls = (near * near_z)[:, None]
+        if COLS:
+            pulls = pulls + (far * far_z)[None, :]
+        if LABELS:
+            kept = near_keep * (near * near_z)[:, None] + far_keep * (far * far_z)[None, :]
+            pulls = tl.where(same, kept - 2.0 * (1.0 + delta) * pull / (rise * r), pulls)
+        a = steep * pulls
+    else:
+        s = tl.load(scale)
+        logit = logit_of(c, gap, rise, s, LINK)
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        logit = tl.where(counted, logit, float("-inf"))
+        a = near[:, None] * tl.exp(logit - near_z[:, None])
+        if LABELS:
+            a = tl.where(same, near_keep * a, a)
+        if COLS:
+            more = far[None, :] * tl.exp(logit - far_z[None, :])
+            if LABELS:
+                more = tl.where(same, far_keep * more, more)
+            a += more
+        if LABELS:
+            a = tl.where(same & counted, a - pull, a)
+        if LEARN:
+            if LINK == SCALE:
+                tl.store(learned + tl.program_id(0), tl.sum(a * c))
+        a *= slope_of(gap, rise, s, LINK)
+    if not SPLIT:
+        a = a * left[:, None] * right[None, :]
+    whole = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN)
+    if not whole:
+        a = tl.where(_counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0)
+    _store(out, a, ti * BM, tj * BN, col_tiles * BN, SPLIT)
+
+
+@triton.jit
+def _store(out, a, row, col, rest, SPLIT: tl.constexpr):
+    if out.dtype == tl.float32:
+        coarse = tf32(a)
+        out.store([row, col], coarse)
+        if SPLIT:
+            out.store([row, rest + col], tf32(a - coarse))
+    else:
+        out.store([row, col], a.to(out.dtype))

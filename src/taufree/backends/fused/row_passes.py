@@ -1,0 +1,161 @@
+"""The passes over the rows: unit rows and exact positives before the tiles, losses and gradients after."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from taufree.backends.fused.kernels import arithmetic
+from taufree.backends.fused.kernels import rows as row_kernels
+from taufree.backends.fused.launch import start
+from taufree.backends.numerics import shortest
+
+ODDS, POWER, SCALE, EXP = (
+    k.value for k in (arithmetic.ODDS, arithmetic.POWER, arithmetic.SCALE, arithmetic.EXP)
+)
+
+
+class Mode(NamedTuple):
+    """How inputs are multiplied: the tiles' dtype, whether a row is a pair (high, low), and whether the
+    coefficients meet the rows in TF32 (with float32's range and 11 digits) instead of bfloat16."""
+
+    dtype: torch.dtype
+    split: bool
+    tf32: bool
+
+    @staticmethod
+    def of(*inputs: Tensor | None) -> Mode:
+        dtypes = {x.dtype for x in inputs if x is not None}
+        if dtypes == {torch.bfloat16}:
+            return Mode(torch.bfloat16, split=False, tf32=False)
+        return Mode(torch.float16, split=dtypes != {torch.float16}, tf32=True)
+
+
+class Link(NamedTuple):
+    """A link as the kernels see it: its kind, its gain or inverse temperature [1], its resolution."""
+
+    kind: int
+    scale: Tensor
+    delta: float
+
+
+class Rows:
+    """The rows of one input [R, D] as the tiles need them, and what leads back to the input.
+
+    ``made`` are those of an earlier pass; otherwise they are still to be written, by :func:`fill`.
+    """
+
+    def __init__(self, x: Tensor, mode: Mode, made: tuple[Tensor, Tensor] | None = None) -> None:
+        self.x, (self.n, self.d) = x, x.shape
+        self.pad = -(-self.d // 64) * 64
+        self.block = 1 << (self.pad - 1).bit_length()
+        self.warps = max(1, min(8, self.block // 256))
+        self.unit, self.stats = made or (
+            x.new_empty(self.n, self.pad * (2 if mode.split else 1), dtype=mode.dtype),
+            x.new_empty(5, self.n, dtype=torch.float32),
+        )
+        self.sides = self.stats[3:]
+
+    def tiles(self, rows: int, depth: int) -> TensorDescriptor:
+        return TensorDescriptor.from_tensor(self.unit, [rows, depth])
+
+
+def fill(rows: Rows, mode: Mode) -> None:
+    """Writes the unit rows and their statistics."""
+    start(
+        row_kernels.unit_rows, rows.n, rows.x, rows.unit, rows.stats, rows.n, shortest(rows.x.dtype),
+        D=rows.d, PAD=rows.pad, SPLIT=mode.split, BLOCK=rows.block, num_warps=rows.warps,
+    )  # fmt: skip
+
+
+def fill_pairs(u: Rows, v: Rows, mode: Mode, shift: int, kind: int) -> tuple[Tensor, Tensor]:
+    """:func:`fill` for both, and [3, N] in float64: exactly 1 - c and 1 + c of each anchor and its positive,
+    and room for the pull; also both directions' sums [2, 1, N], still without any pair."""
+    sums = u.x.new_empty(2, 1, u.n, dtype=torch.float32)
+    first = 0.0 if kind in (ODDS, EXP) else -torch.inf
+    positive = u.x.new_empty(3, u.n, dtype=torch.float64)
+    if u is not v and shift == 0:
+        start(
+            row_kernels.unit_pairs, u.n, u.x, u.unit, u.stats, shortest(u.x.dtype), v.x, v.unit, v.stats,
+            shortest(v.x.dtype), positive, sums, u.n, first, D=u.d, PAD=u.pad, SPLIT=mode.split,
+            BLOCK=u.block, num_warps=u.warps,
+        )  # fmt: skip
+        return positive, sums
+    for rows in [u] if u is v else [u, v]:
+        fill(rows, mode)
+    start(
+        row_kernels.chords, u.n, u.x, v.x, u.stats, v.stats, positive, sums, u.n, shift, first,
+        D=u.d, BLOCK=u.block, num_warps=u.warps,
+    )  # fmt: skip
+    return positive, sums
+
+
+def close(
+    positive: Tensor, rows: Tensor, cols: Tensor | None, link: Link, weight: float
+) -> tuple[Tensor, Tensor]:
+    """``weight`` times the losses [N], both directions' normalisers [2, N]; ``positive`` gets its pull."""
+    n = positive.shape[1]
+    loss, z = (positive.new_empty(shape, dtype=torch.float32) for shape in ((n,), (2, n)))
+    start(
+        row_kernels.close, -(-n // 256), positive, rows, rows if cols is None else cols, link.scale, loss, z,
+        n, link.delta, weight, LINK=link.kind, COLS=cols is not None, BLOCK=256, num_warps=4,
+    )  # fmt: skip
+    return loss, z
+
+
+def close_labelled(sums: Tensor, count: Tensor, link: Link) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [N], normalisers [2, N], and [3, N]: what a positive keeps of its share, its pull, and 0.
+
+    The same formulas as tiles.Direction.close. An anchor without a positive has neither loss nor gradient.
+    """
+    negatives, positives, logits = sums.double()
+    if link.kind == ODDS:
+        negatives, positives = negatives.clamp(min=0).log(), positives.log()
+    log_z = torch.logaddexp(negatives, positives)
+    loss = torch.logaddexp(torch.zeros_like(log_z), negatives - positives)
+    loss += torch.where(count == 1, 0, positives - logits / count)
+    share = torch.where(count == 1, (negatives - log_z).exp(), 1 / count)
+    z = log_z if link.kind != ODDS else 2 * (1 + link.delta) * (-log_z).exp()
+    some = count > 0
+    z = z.where(some, 0.0 if link.kind == ODDS else torch.inf)
+    state = torch.stack([(count != 1).double(), share.where(some, 0), torch.zeros_like(share)])
+    return loss.where(some, 0).float(), z.float().expand(2, -1).contiguous(), state
+
+
+class Upstream(NamedTuple):
+    """dL/dL_i of the losses: ``weight`` times each [N], or times the same for all."""
+
+    grad: Tensor
+    weight: float
+
+    def arguments(self) -> tuple[Tensor, int, float]:
+        return self.grad, int(self.grad.dim() > 0), self.weight
+
+
+def finish(
+    rows: Rows, grad: Tensor, other: Rows, upstream: Upstream, positive: Tensor, shift: int,
+    roles: tuple[bool, bool],
+) -> Tensor:  # fmt: skip
+    """The gradient with respect to the input; ``roles``: is it an anchor, is it someone's positive?"""
+    out = torch.empty_like(rows.x)
+    start(
+        row_kernels.finish, rows.n, rows.x, rows.stats, other.x, other.stats, grad, *upstream.arguments(),
+        positive, out, rows.n, shift, D=rows.d, PAD=rows.pad, AHEAD=roles[0], BEHIND=roles[1],
+        BLOCK=rows.block, num_warps=rows.warps,
+    )  # fmt: skip
+    return out
+
+
+def finish_pairs(
+    u: Rows, u_grad: Tensor, v: Rows, v_grad: Tensor, upstream: Upstream, positive: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`finish` for anchors and keys together, row i with row i."""
+    u_out, v_out = torch.empty_like(u.x), torch.empty_like(v.x)
+    start(
+        row_kernels.finish_pairs, u.n, u.x, u.stats, u_grad, u_out, v.x, v.stats, v_grad, v_out,
+        *upstream.arguments(), positive, u.n, D=u.d, PAD=u.pad, BLOCK=u.block, num_warps=u.warps,
+    )  # fmt: skip
+    return u_out, v_out

@@ -1,0 +1,1 @@
+"""The losses over the batches of all ranks, for every backend."""

@@ -1,0 +1,111 @@
+"""The blockwise loss over several ranks: this rank's anchors against candidates of any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from taufree.backends.blockwise import engine as blockwise
+from taufree.backends.blockwise.engine import _Engine, _Place
+from taufree.backends.blockwise.rows import Rows, spans
+from taufree.backends.blockwise.tiles import Direction, Side, keep_freed_memory, learned
+from taufree.contrast import Contrast, Shard
+from taufree.links import Link
+
+
+def engine(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
+    """What makes an engine for :mod:`taufree.backends.sharded.step`, and its differentiable inputs."""
+    params = learned(link, contrast.anchors)
+    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
+    return partial(Shards, contrast, link), inputs
+
+
+class Shards(_Engine):
+    """See :class:`.step.Engine`. Inputs: anchors, keys, queue, own negatives, params."""
+
+    def __init__(
+        self, contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> None:
+        super().__init__(contrast, link, inputs, [False] * len(wanted))
+        self.wanted, self.none, self.width = wanted, self.kind.start, self.wide
+        self.values = blockwise.values_of(self.params)
+        keep_freed_memory()
+
+    def add_own(self) -> None:
+        self.positive, self.rows, self.cols = self._begin(None)
+        self._sums(self._own_places(), self.rows, 0)
+
+    def add(self, shard: Shard) -> Tensor | None:
+        across = self._far(len(shard.x)) if shard.looks_back and self.cols is not None else None
+        self._sums(self._far_places(shard, across, wanted=False), self.rows, 0)
+        return None if across is None else across.negatives
+
+    def merge(self, parts: Tensor) -> None:
+        assert self.cols is not None
+        for part in parts:
+            self.cols.negatives = self.kind.join(self.cols.negatives, part)
+
+    def losses(self) -> Tensor:
+        found = [direction for direction in (self.rows, self.cols) if direction is not None]
+        for direction in found:
+            direction.close(slice(None))
+        return torch.stack([direction.losses for direction in found]).mean(0)
+
+    def weigh(self, each: Tensor) -> Tensor | None:
+        blockwise.check_unchanged(self.link, self.params, self.values)
+        found = [direction for direction in (self.rows, self.cols) if direction is not None]
+        for direction in found:
+            direction.side.grad = each.to(self.wide) / len(found) * (direction.count > 0)
+            direction.close(slice(None))
+        for x, wanted in zip((self.u, self.v, self.queue, self.own), self.wanted, strict=False):
+            if x is not None and wanted:
+                x.grad = torch.zeros(x.x.shape, dtype=self.dtype, device=x.x.device)
+                x.along.zero_()
+        self.param_grads = self._no_param_grads()
+        if self.cols is None and self.contrast.keys is not None:
+            return None
+        side = (self.cols or self.rows).side
+        labelled = () if self.contrast.labels is None else (side.keep, side.pull)
+        return torch.stack([side.grad, side.log_z, *labelled], 1)
+
+    def pull_own(self) -> None:
+        places = self._own_places()
+        self._pulls(places, self.rows, [None] * len(places))
+
+    def pull(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
+        across = None
+        if far is not None and shard.looks_back:
+            across = self._far(len(shard.x))
+            grad, log_z, *labelled = far.unbind(1)
+            across.side = Side(grad, log_z, *(labelled or (grad, grad)))
+        places = self._far_places(shard, across, wanted)
+        self._pulls(places, self.rows, [None] * len(places))
+        return places[0].block.grad
+
+    def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
+        for x, more in ((self.v, keys), (self.queue, queue)):
+            if x is not None and x.grad is not None and more is not None:
+                x.grad += more
+        found = self._gradients(self.positive, self.rows, self.cols)
+        for x in (self.u, self.v, self.queue, self.own):
+            if x is not None:
+                x.grad = None
+        return found
+
+    def _far(self, n: int) -> Direction:
+        return Direction(self.kind, torch.ones(n, device=self.u.x.device), None, None, self.wide)
+
+    def _own_places(self) -> list[_Place]:
+        across = self.rows if self.contrast.keys is None else self.cols
+        return [place for strip in spans(self.n, blockwise.TILE) for place in self._places(strip, across)]
+
+    def _far_places(self, shard: Shard, across: Direction | None, wanted: bool) -> list[_Place]:
+        block, strips = Rows(shard.x, self.dtype, wanted), spans(self.n, blockwise.TILE)
+        return [
+            _Place(rows, cols, block, across, shard.groups)
+            for cols in spans(len(shard.x), blockwise.TILE)
+            for rows in strips
+        ]

@@ -1,0 +1,89 @@
+"""The reference over all ranks: every rank gathers the whole batch and computes all of it, densely.
+
+For small batches, and where a second derivative is needed; :mod:`.step` shares the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taufree.backends import moments, reference
+from taufree.backends.numerics import result_dtype, wide_dtype
+from taufree.contrast import Contrast
+from taufree.distributed import Ranks
+from taufree.links import Link
+
+
+def loss(
+    contrast: Contrast, link: Link, reduction: str, ranks: Ranks, sizes: Sequence[int], queues: Sequence[int]
+) -> Tensor:
+    """The loss over all ranks; own rows' losses for "none"."""
+
+    def everyone(x: Tensor | None, sizes: Sequence[int] = sizes) -> Tensor | None:
+        if x is None or x.dtype.is_floating_point:
+            return None if x is None else _GatherRows.apply(x, ranks, sizes)
+        return ranks.gather(x.long(), sizes, "the ids or labels of all ranks").wait()
+
+    order = torch.arange(sum(sizes), device=contrast.anchors.device)
+    if contrast.shift:  # first views before second views, as one process has them
+        halves = [rows.chunk(2) for rows in torch.split(order, list(sizes))]
+        order = torch.cat([half for pair in zip(*halves, strict=True) for half in pair])
+    anchors, ids = everyone(contrast.anchors), everyone(contrast.ids)
+    assert anchors is not None
+    whole = replace(
+        contrast,
+        anchors=anchors[order],
+        keys=everyone(contrast.keys),
+        shift=sum(sizes) // 2 if contrast.shift else 0,
+        queue=everyone(contrast.queue, queues),
+        own_negatives=everyone(contrast.own_negatives),
+        ids=None if ids is None else ids[order],
+        labels=everyone(contrast.labels),
+    )
+    link = link.calibrate(moments.Measure(whole))
+    losses = reference.anchor_losses(whole, link)
+    if reduction == "none":
+        own = ranks.span(ranks.rank, sizes)
+        losses = losses[order.argsort()[own.start : own.stop]]
+    elif reduction == "sum":
+        losses = losses.sum()
+    else:
+        counted = (whole.positive_count() > 0).sum().clamp(min=1)
+        losses = losses.sum() / counted
+    tensors = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
+    return losses.to(result_dtype(*[t for t in tensors if t is not None]))
+
+
+class _GatherRows(torch.autograd.Function):
+    """All ranks' rows; the gradient is the ranks' sum for own rows. Any number of times differentiable, by
+    torch.func too."""
+
+    @staticmethod
+    def forward(x: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
+        return ranks.gather(x, sizes, "the embeddings of all ranks").wait()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.ranks, ctx.sizes = inputs
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return _ScatterRows.apply(upstream, ctx.ranks, ctx.sizes), None, None
+
+
+class _ScatterRows(torch.autograd.Function):
+    setup_context = _GatherRows.setup_context
+
+    @staticmethod
+    def forward(x: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
+        wide = x.to(wide_dtype(x.device))
+        return ranks.scatter(wide, sizes, "the gradients from all ranks").to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return _GatherRows.apply(upstream, ctx.ranks, ctx.sizes), None, None

@@ -1,0 +1,272 @@
+"""A loss over the batches of all ranks, as one process would compute it on their concatenation.
+
+Each rank has its own anchors meet the candidates of every rank: 1/W of the pairs, and no rank holds more of
+the matrix than a tile. What is exchanged besides the embeddings is of size [N]:
+
+- pairs: a key that is an anchor too (``symmetric``) has a part of its sum on every rank; the parts meet on
+  its own rank, and its normaliser goes back to all. The gradients of keys and shared negatives go home.
+- views and labels: an anchor's sum is complete on its own rank. Its normaliser goes to all ranks, where a
+  pair's coefficient in both directions is computed, so that no gradient has to travel. The symmetry of the
+  matrix is used on a rank's own rows and not across ranks.
+
+In collectives a step, forward and backward, when rows are gathered; N counts all ranks' rows:
+
+=====================================  =========  ==============================================
+what                                   when       bytes received by a rank
+=====================================  =========  ==============================================
+batch sizes, and whether calls agree   always     24 W
+ids or labels                          if given   8 N
+embeddings                             in batch   N D x their item size
+shared negatives                       if given   M D x their item size
+column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
+loss (all-reduce)                      mean, sum  8
+squared cosines (all-reduce)           calibrated 24
+normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
+                                       one-way
+gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
+gradients of shared negatives          if wanted  M D x 4 (8 for float64), by reduce-scatter
+=====================================  =========  ==============================================
+
+By the ring the embeddings come in W - 1 messages instead, once for the forward and once more for the
+backward (and once before both to measure squared cosines), and the gradients in W - 1.
+
+Gradients are those of the sum over the ranks of what each of them calls backward on, which DDP divides by W.
+For "mean" and "sum" every rank holds the same loss, so that W times its gradient is divided by W; it must be
+multiplied by the same number everywhere, as by a gradient scaler. With "none" a rank holds its own losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from taufree.backends import fused as triton
+from taufree.backends import moments
+from taufree.backends.autograd import Final, apply, eager
+from taufree.backends.numerics import full_precision, wide_dtype
+from taufree.backends.sharded import blockwise as blockwise_shards
+from taufree.backends.sharded import reference as gathered
+from taufree.contrast import Contrast, Shard, how_many
+from taufree.distributed import Gather, Ranks, Ring, exchange
+from taufree.links import Link
+
+
+class Engine(Protocol):
+    """One rank's part of a loss. Own pairs and each :class:`Shard` are visited twice: for the sums, then,
+    once everyone's normalisers are known, for the gradient."""
+
+    none: float  # the sum over no pair
+    width: torch.dtype  # of sums
+    dtype: torch.dtype  # of the result, and of gradients on their way home
+
+    def add_own(self) -> None:
+        """The sums of own pairs."""
+
+    def add(self, shard: Shard) -> Tensor | None:
+        """The anchors' sums over a shard; if it looks back, its rows' sums [K] over the anchors too."""
+
+    def merge(self, parts: Tensor) -> None:
+        """Own keys' sums over all ranks' anchors, [W, n]."""
+
+    def losses(self) -> Tensor:
+        """Own losses [n], once sums are complete."""
+
+    def weigh(self, each: Tensor) -> Tensor | None:
+        """Begins a gradient with dL/dL_i [n]; what other ranks need to know of own rows [n, F]."""
+
+    def pull_own(self) -> None:
+        """The gradients of own pairs."""
+
+    def pull(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
+        """The gradients of a shard's pairs, of whose rows ``far`` [K, F] is known; for its rows if wanted."""
+
+    def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
+        """The inputs' gradients, with what other ranks found for own keys and shared negatives."""
+
+
+@eager
+def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor:
+    """The loss over all ranks; own rows' losses for "none"."""
+    if backend == "auto":
+        fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None
+        backend = "triton" if fused else "blockwise"
+    elif backend == "triton" and (reason := triton.supported(contrast, link)):
+        raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
+    ranks = Ranks(contrast.anchors.device)
+    queued = 0 if contrast.queue is None else len(contrast.queue)
+    sizes, queues = ranks.agree(_describe(contrast, link, reduction, backend), contrast.n, queued)
+    if backend == "reference":
+        return gathered.loss(contrast, link, reduction, ranks, sizes, queues)
+    if contrast.ids is not None:  # in one dtype with those of all ranks, or unsigned ones cannot be compared
+        contrast = replace(contrast, ids=contrast.ids.long())
+    if contrast.labels is not None:
+        contrast = replace(contrast, labels=contrast.labels.long())
+    groups = contrast.ids if contrast.labels is None else contrast.labels
+    if groups is not None:
+        groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
+    weights: Tensor | float | None = {"mean": 1 / sum(sizes), "sum": 1.0, "none": None}[reduction]
+    if contrast.labels is not None and groups is not None:
+        count, own = how_many(groups) - 1, ranks.span(ranks.rank, sizes)
+        contrast = replace(contrast, positives=count[own.start : own.stop])
+        if reduction != "none":
+            counted = (count > 0).to(wide_dtype(count.device))
+            total = counted.sum().clamp(min=1) if reduction == "mean" else 1
+            weights = counted[own.start : own.stop] / total
+    step = _Step(contrast, ranks, sizes, queues, groups, weights)
+    link = link.calibrate(step.measure)
+    make, inputs = (triton if backend == "triton" else blockwise_shards).engine(contrast, link)
+    result: Tensor = apply(_Sharded, backend, step, make, backend, *inputs)
+    return result
+
+
+class _Step:
+    """The exchanges of one forward and backward."""
+
+    def __init__(
+        self, contrast: Contrast, ranks: Ranks, sizes: Sequence[int], queues: Sequence[int],
+        groups: Tensor | None, weights: Tensor | float | None,
+    ) -> None:  # fmt: skip
+        self.contrast, self.ranks, self.sizes, self.groups, self.weights = (
+            contrast,
+            ranks,
+            sizes,
+            groups,
+            weights,
+        )
+        self.keys: Gather | Ring | None = None
+        self.queue: Gather | Ring | None = None
+        if contrast.in_batch:
+            rows = contrast.anchors if contrast.keys is None else contrast.keys
+            self.keys = exchange(ranks, rows.detach(), sizes)
+        if contrast.queue is not None and max(queues) > 0:
+            self.queue = exchange(ranks, contrast.queue.detach(), queues)
+
+    @torch.no_grad()
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """:func:`taufree.backends.moments.measure` of all ranks' anchors, the same on every rank."""
+        squares = moments.Squares(self.contrast)
+        self._start()
+        squares.add_own()
+        if self.keys is not None:
+            self.keys.visit(lambda rows, span: squares.add(rows, self._shard(rows, span).groups))
+        if self.queue is not None:
+            self.queue.visit(lambda rows, span: squares.add(rows))
+        sums = self.ranks.sum(squares.sums(), "the squared cosines of all ranks")
+        return moments.summary(sums, self.contrast.anchors.shape[1])
+
+    def forward(self, engine: Engine) -> Tensor:
+        """The weighted sum of all ranks' losses, or own losses [n]."""
+        self._start()
+        engine.add_own()
+        cols = None
+        if self.contrast.symmetric:
+            device = self.contrast.anchors.device
+            cols = torch.full((sum(self.sizes),), engine.none, dtype=engine.width, device=device)
+
+        def add(rows: Tensor, span: range) -> None:
+            found = engine.add(self._shard(rows, span))
+            if cols is not None and found is not None:
+                cols[span.start : span.stop] = found
+
+        if self.keys is not None:
+            self.keys.visit(add)
+        if self.queue is not None:
+            self.queue.visit(lambda rows, span: engine.add(Shard(rows, None, False)))
+        if cols is not None:
+            engine.merge(self.ranks.swap(cols, self.sizes, "the column sums of all ranks"))
+        losses = engine.losses()
+        if self.weights is None:
+            return losses
+        total = (losses.to(wide_dtype(losses.device)) * self.weights).sum()
+        return self.ranks.sum(total, "the losses of all ranks")
+
+    def backward(self, engine: Engine, upstream: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        """The gradients of own inputs."""
+        self._start()
+        each = upstream if self.weights is None else upstream * self.weights * self.ranks.world
+        near = engine.weigh(each.expand(self.contrast.n))
+        far = None
+        if near is not None:
+            far = self.ranks.gather(near, self.sizes, "the normalisers of all ranks")
+        engine.pull_own()
+        of_keys = of_queue = None
+        if self.keys is not None:
+            known = None if far is None else far.wait()
+            give_back = self.contrast.keys is not None and wanted[1]
+
+            def pull(rows: Tensor, span: range) -> Tensor | None:
+                theirs = None if known is None else known[span.start : span.stop]
+                return engine.pull(self._shard(rows, span), theirs, give_back)
+
+            of_keys = self.keys.visit(pull, engine.dtype if give_back else None)
+        if self.queue is not None:
+            of_queue = self.queue.visit(
+                lambda rows, span: engine.pull(Shard(rows, None, False), None, wanted[2]),
+                engine.dtype if wanted[2] else None,
+            )
+        return engine.gradients(of_keys, of_queue)
+
+    def _start(self) -> None:
+        for way in (self.keys, self.queue):
+            if way is not None:
+                way.start()
+
+    def _shard(self, rows: Tensor, span: range) -> Shard:
+        groups = None if self.groups is None else self.groups[span.start : span.stop]
+        return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None)
+
+
+class _Sharded(torch.autograd.Function):
+    """Inputs from the fourth on: anchors, keys, queue, then what the backend's engine takes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, step: _Step, make: Callable[..., Engine], backend: str, *inputs: Tensor | None
+    ) -> Tensor:
+        ctx.step, ctx.backend, ctx.wanted = step, backend, ctx.needs_input_grad[3:]
+        ctx.save_for_backward(*inputs[:4], step.contrast.ids, step.contrast.labels)
+        ctx.params, ctx.dtypes = inputs[4:], [None if x is None else x.dtype for x in inputs]
+        with full_precision(step.ranks.device):
+            ctx.engine = make(inputs, ctx.wanted)
+            found = step.forward(ctx.engine)
+        return found.to(ctx.engine.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = (upstream, *ctx.saved_tensors, *ctx.params)  # raises if an input was changed since
+        with torch.no_grad(), full_precision(ctx.step.ranks.device):
+            found = ctx.step.backward(ctx.engine, upstream, ctx.wanted)
+        cast = [None if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
+        if torch.is_grad_enabled():  # create_graph=True
+            cast = [None if g is None else Final.apply(ctx.backend, g, *inputs) for g in cast]
+        return (None, None, None, *cast)
+
+
+def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> str:
+    """What must be alike on all ranks."""
+
+    def shown(name: str, x: Tensor | None, rows: str) -> str:
+        if x is None:
+            return ""
+        shape = ", ".join([rows, *map(str, x.shape[1:])])
+        grad = " with gradient" if x.requires_grad and torch.is_grad_enabled() else ""
+        return f", {name} [{shape}] {str(x.dtype)[6:]}{grad}"
+
+    if contrast.labels is not None:
+        text = "sup_con with labels" + shown("embeddings", contrast.anchors, "N")
+    elif contrast.keys is None:
+        text = "nt_xent" + shown("both views", contrast.anchors, "N")
+    else:
+        text = "info_nce" + shown("query", contrast.anchors, "N") + shown("positive_key", contrast.keys, "N")
+        text += shown("negative_keys", contrast.queue, "M")
+        text += shown("negative_keys", contrast.own_negatives, "N")
+        text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
+    text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
+    mode = ""
+    if type(link).calibrate is not Link.calibrate:  # to measure is to exchange sums
+        mode = " that measures" if link.training and torch.is_grad_enabled() else " at rest"
+    return f"{text}, reduction={reduction!r}, backend={backend!r}, link={link!r}{mode}"

@@ -1,0 +1,228 @@
+"""``taufree run``: train a recipe with each link."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from taufree.cli.messages import need, path, refuse
+
+if TYPE_CHECKING:
+    from taufree.experiments.sweep.results import Line
+
+
+def run(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences.",
+        ),
+    ] = "digits",
+    links: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: free, calibrated, learnable, gain=2, a temperature, or MODULE:CLASS, a "
+            "taufree.Link of your own, also from the current folder."
+        ),
+    ] = "free,0.1,0.25,0.5,1,learnable",
+    preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of each link.  [default: the preset's]")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the preset's]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates.  "
+            "[default: nt-xent]"
+        ),
+    ] = None,
+    normal: Annotated[str | None, typer.Option(help="msc: the normal class.  [default: airplane]")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="msc: one-normal, or one-anomalous, where --normal names the one that is not; dcrec: "
+            "validation, or public, which chooses the epoch by the test items.  [default: the first]"
+        ),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="msc: resnet152, resnet50, resnet18 or resnet50-v1.  [default: resnet152]"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="msc: imagenet (downloaded), random, or a file: safetensors or a state dict.  "
+            "[default: imagenet]"
+        ),
+    ] = None,
+    angular: Annotated[bool | None, typer.Option("--angular", help="msc: with the angular term.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="dcrec: beauty, reddit, or a folder made by taufree sequences.  [default: beauty]"),
+    ] = None,
+    ids: Annotated[
+        bool | None,
+        typer.Option(
+            help="dcrec: no negatives with the same last item, or, as in the public code, with.  "
+            "[default: ids]"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="mabel, sentences: a masked language model, a name on the hub or a folder.  "
+            "[default: bert-base-uncased]"
+        ),
+    ] = None,
+    alignment: Annotated[
+        str | None,
+        typer.Option(help="mabel: the alignment term's link: same, free or a temperature.  [default: same]"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="32-true, bf16-mixed, 16-mixed, 64-true, ...  [default: 32-true; on CUDA bf16-mixed for "
+            "images and language]"
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            envvar="TAUFREE_DATA",
+            help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
+            "downloaded if not given; dcrec; snli, bias and stsb for mabel and sentences. For images and msc "
+            "the folder itself: train/CLASS and val/CLASS (or test/CLASS), or CLASS.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder of results and report.  [default: runs/RECIPE]")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
+) -> None:
+    """Train with each link side by side, and compare.
+
+    Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each
+    finished run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again,
+    goes on where it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
+    Started by torchrun, all ranks train each run together, to the result of one process; recipes that
+    cannot say so.
+
+    \b
+    Examples:
+      taufree run                                    all links on digits, about two minutes
+      taufree run digits --links free,0.07,0.2 --seeds 5
+      taufree run digits --epochs 200 --jobs 2 --out runs/long
+      taufree run digits --links free,mine:Cubic     a link of your own: the class Cubic in mine.py
+      taufree run citeseer --preset quick            a graph; without the preset as in the paper
+      taufree run imagenette --preset quick          images; on a GPU without the preset
+      taufree run images --data FOLDER --links free,0.5
+      taufree run msc --data FOLDER --normal CLASS   anomaly detection: a score for each test image
+      taufree run dcrec --preset quick --dataset beauty --data FOLDER
+      taufree run mabel --data FOLDER --model bert-base-uncased
+      torchrun --nproc-per-node 8 --no-python taufree run imagenette
+
+    Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
+    """
+    need("lightning")  # only the workers import it, and this is the place to say that it is missing
+    from taufree.experiments.link_names import parse_links
+    from taufree.experiments.recipe import choose_settings, find_recipe
+    from taufree.experiments.sweep.driver import sweep
+    from taufree.experiments.training import ranks
+    from taufree.experiments.training.run import BadInputError, Run
+    from taufree.util.machine import choose_device
+
+    out = out or Path("runs") / recipe
+    console = Console(stderr=True, quiet=ranks.rank() > 0)
+    sys.path.append(str(Path.cwd()))  # for links of one's own; last, so that it hides nothing installed
+    try:
+        names = parse_links(links)
+        given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}
+        given |= {"protocol": protocol, "backbone": backbone, "weights": weights, "angular": angular}
+        given |= {"dataset": dataset, "ids": ids}
+        given |= {"model": model, "alignment": alignment}
+        chosen = find_recipe(recipe)
+        settings, usual = choose_settings(chosen, preset, given)
+        device = choose_device(device, "32-true" if precision is None else precision)
+        precision = precision or (chosen.gpu_precision if device == "cuda" else "32-true")
+        ranks.check(chosen, settings, device, jobs)
+    except ValueError as error:
+        ranks.wait_for_first()
+        refuse(error)
+    # Two seconds, for which a refusal need not wait; what they lack is to be said before the training.
+    from taufree.experiments.report.page import write_report
+    from taufree.experiments.report.statistics import free_against_best
+
+    runs = [
+        Run(recipe, link, seed, settings, precision, device, data)
+        for seed in range(seeds or usual)
+        for link in names
+    ]
+    try:
+        outcome = sweep(runs, out, jobs=jobs, console=console)
+    except BadInputError as error:
+        ranks.wait_for_first()
+        refuse(error)
+    if outcome.lines:
+        try:
+            report = write_report(outcome.lines, out / "report.html")
+        except OSError as error:
+            refuse(f"--out {out} cannot be written to: {error.strerror}.")
+        show = Console(soft_wrap=True)
+        for table in _result_tables(outcome.lines, show.width):
+            show.print(table)
+        for gap in free_against_best(outcome.lines):
+            show.print(str(gap), highlight=False)
+        show.print(f"Report: {report}", highlight=False, markup=False)
+        if (out / "scores").is_dir():
+            show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
+    if outcome.interrupted:
+        console.print(
+            f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}; "
+            "give the same command again to go on.",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(130)
+    if outcome.failed:
+        console.print(f"{len(outcome.failed)} of {len(runs)} runs failed, see above.", style="red")
+        raise typer.Exit(1)
+
+
+def _result_tables(lines: list[Line], width: int) -> list[Table]:
+    """The result table; what is too wide for the terminal goes on in further ones, so that no word is cut."""
+    from taufree.experiments.report.page import result_table
+
+    rows, stressed = result_table(lines)
+    first, *names = rows[0]
+
+    def needed(name: str) -> int:
+        texts = [name, *(row[name] for row in rows)]
+        return max(len(text) for cell in texts for text in (cell.split() if name == "note" else [cell])) + 3
+
+    parts: list[list[str]] = [[]]
+    for name in names:
+        if parts[-1] and 1 + sum(map(needed, [first, *parts[-1], name])) > width:
+            parts.append([])
+        parts[-1].append(name)
+    tables: list[Table] = []
+    for part in parts:
+        title = None if tables else f"{lines[0]['recipe']}: mean ± std over seeds, higher is better"
+        table = Table(title=title)
+        for name in [first, *part]:
+            side: Literal["left", "right"] = "left" if name in ("link", "metric", "note") else "right"
+            table.add_column(name, justify=side, overflow="fold")  # nothing is cut off
+        for number, row in enumerate(rows):
+            cells = [row[name] for name in [first, *part]]
+            table.add_row(*cells, style="bold" if number in stressed else None)
+        tables.append(table)
+    return tables

@@ -1,0 +1,222 @@
+"""The paper's figures, drawn from the closed forms in `theory`."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from taufree.diagnostics.theory import closed_forms as theory
+from taufree.util.optional import extra
+
+with extra("cli"):
+    import matplotlib
+    import numpy as np
+    from matplotlib.figure import Figure
+
+TEMPERATURES = (0.1, 0.25, 0.5, 1.0)
+CANDIDATES = (2, 4, 8, 16)
+# Four colours of Okabe and Ito's palette, told apart under every common colour blindness; the dashes
+# tell the lines apart in black and white too.
+LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#000000", ":"))
+PUBLISHED = {
+    0.5: "SimCLR (CIFAR-10), free",
+    0.3: "BYOL's study",
+    0.25: "MSC",
+    0.2: "MoCo v2",
+    0.1: "SimCLR, SwAV",
+    0.07: "MoCo, CLIP's start",
+    0.05: "SimCSE, MABEL",
+}
+"""Temperatures of InfoNCE that others found best or chose."""
+COSINE = "cosine C of the positive (negatives at -C)"
+STYLE = {
+    "figure.dpi": 150,
+    "figure.figsize": (6.4, 4.0),
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.wspace": 0.06,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E5E5E5",
+    "lines.linewidth": 2,
+    "legend.framealpha": 1,
+    "legend.edgecolor": "none",
+}
+
+
+def draw_figures(out: Path, *, watch: Callable[[int, int], None] = lambda done, total: None) -> list[Path]:
+    """Draw every figure as PNG and PDF into the folder `out`, made if absent, and return the files' paths.
+
+    `watch` is told after each figure how many are done, of how many.
+    A file appears only when it is complete: all are drawn in a hidden folder beside, then moved.
+    The caller's matplotlib settings neither show in the figures nor change.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"out must be a folder, but {out} is a file or lies below one.") from None
+    with matplotlib.rc_context(), tempfile.TemporaryDirectory(dir=out, prefix=".drawing-") as scratch:
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        drawn = []
+        for number, (name, draw) in enumerate(FIGURES.items(), start=1):
+            figure = draw()
+            for suffix, metadata in ((".png", None), (".pdf", {"CreationDate": None})):
+                drawn.append(Path(scratch, name + suffix))
+                figure.savefig(drawn[-1], dpi="figure", metadata=metadata)
+            watch(number, len(FIGURES))
+        return [path.replace(out / path.name) for path in drawn]
+
+
+def scale_by_cosine() -> Figure:
+    """`temperature_scale` against C for four temperatures, with a dot where it vanishes."""
+    c = np.linspace(0, 1, 501)
+    figure, axes = _figure("A low τ stops pulling early, a high τ still pulls at the optimum")
+    for tau, line in zip(TEMPERATURES, LINES, strict=True):
+        _curve(axes, c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
+    _mark_vanishing(axes, [(tau, 2) for tau in TEMPERATURES], note=(0.03, 0.2))
+    axes.set(yscale="log", ylim=(1e-4, 30), ylabel="gradient scale |∂L/∂C|  (N = 2)")
+    _finish(axes)
+    return figure
+
+
+def scale_by_temperature() -> Figure:
+    """`temperature_scale` against tau for four cosines."""
+    tau = np.geomspace(0.02, 5, 501)
+    figure, axes = _figure("No one temperature pulls hardest at every cosine")
+    for cosine, line in zip((0.25, 0.5, 0.75, 1.0), LINES, strict=True):
+        _curve(axes, tau, theory.temperature_scale(cosine, tau), f"C = {cosine:g}", line)
+    ticks = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+    axes.set(xscale="log", xlim=(0.02, 5), ylim=0, ylabel="gradient scale |∂L/∂C|  (N = 2)")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    _finish(axes, "temperature τ (log scale)")
+    return figure
+
+
+def scale_by_candidates() -> Figure:
+    """`temperature_scale` at tau = 0.25 against C for four N, with a dot where it vanishes."""
+    c = np.linspace(0, 1, 501)
+    figure, axes = _figure("The same temperature acts differently with more candidates")
+    for n, line in zip(CANDIDATES, LINES, strict=True):
+        _curve(axes, c, theory.temperature_scale(c, 0.25, n), f"N = {n}", line)
+    _mark_vanishing(axes, [(0.25, n) for n in CANDIDATES], note=(0.64, 0.2))
+    axes.set(ylim=0, ylabel="gradient scale |∂L/∂C|  (τ = 0.25)")
+    _finish(axes)
+    return figure
+
+
+def learnable_scale() -> Figure:
+    """`learnable_scale` against C for four t, the one of tau = 0.07 (CLIP's start) among them."""
+    c = np.linspace(0, 1, 501)
+    figure, axes = _figure("A learned temperature gets no gradient at C = 0, whatever t is")
+    for tau, line in zip((1.0, 0.5, 0.25, 0.07), LINES, strict=True):
+        t = math.log(1 / tau)
+        _curve(axes, c, theory.learnable_scale(c, t), f"t = {t:.2f}  (τ = {tau:g})", line)
+    axes.set(ylim=(0, 0.4), ylabel="gradient scale |∂L/∂t|  (N = 2)")
+    _finish(axes, columns=2)
+    return figure
+
+
+def free_scale() -> Figure:
+    """`free_scale` against C for four N."""
+    c = np.linspace(0, 1, 501)
+    figure, axes = _figure("Without a temperature the pull is zero only at the optimum")
+    for n, line in zip(CANDIDATES, LINES, strict=True):
+        _curve(axes, c, theory.free_scale(c, n), f"N = {n}", line)
+    axes.set(ylim=0, ylabel="gradient scale |∂L/∂C|")
+    _finish(axes)
+    return figure
+
+
+def overview() -> Figure:
+    """Loss (above) and gradient scale (below), with a temperature (left) and without (right)."""
+    # Dense towards C = 1, where the free curves turn; zero itself has no place on a logarithmic axis.
+    c = 1 - np.geomspace(1, 1e-6, 1001)
+    figure = Figure(figsize=(7.0, 5.2))
+    panels = figure.subplots(2, 2, sharex=True, sharey="row")
+    figure.suptitle("A temperature lets the pull end too early or too late; without one it ends at C = 1")
+    for tau, line in zip(TEMPERATURES, LINES, strict=True):
+        _curve(panels[0, 0], c, theory.temperature_loss(c, tau), f"τ = {tau:g}", line)
+        _curve(panels[1, 0], c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
+    for n, line in zip(CANDIDATES, LINES, strict=True):
+        _curve(panels[0, 1], c, theory.free_loss(c, n), f"N = {n}", line)
+        _curve(panels[1, 1], c, theory.free_scale(c, n), f"N = {n}", line)
+    panels[0, 0].set(title="with a temperature (N = 2)", ylabel="loss L", yscale="log", ylim=(1e-5, 10))
+    panels[0, 1].set(title="free of temperature")
+    panels[1, 0].set(ylabel="gradient scale |∂L/∂C|", yscale="log", ylim=(1e-4, 30))
+    for axes in panels[1]:  # a column shares the legend below it
+        axes.set(xlabel="cosine C of the positive", xlim=(0, 1))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, handlelength=2.6)
+    return figure
+
+
+def temperature_by_dimension() -> Figure:
+    """`dimension_temperature` against nu, with the temperatures that others found or chose."""
+    nu = np.geomspace(2, 4000, 501)
+    figure, axes = _figure("A temperature is a dimension in disguise")
+    _curve(axes, nu, theory.dimension_temperature(nu), "as steep as the log-odds in nu dimensions", LINES[0])
+    axes.set(
+        xscale="log", yscale="log", xlim=(2, 4000), ylim=(0.017, 0.95), ylabel="temperature τ (log scale)"
+    )
+    for tau, who in PUBLISHED.items():
+        place = theory.temperature_dimension(tau)
+        axes.plot([2, place, place], [tau, tau, 0.017], color="#999999", linewidth=0.8, label="_")
+        axes.scatter(place, tau, color=LINES[1][0], zorder=3)
+        axes.annotate(
+            f"τ = {tau:g}, nu = {place:.3g}: {who}", (place, tau), (7, 3), textcoords="offset points"
+        )
+    ticks = {"x": (2, 3, 6, 10, 20, 40, 100, 200, 500, 1000, 4000), "y": (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)}
+    axes.set_xticks(ticks["x"], [f"{tick:g}" for tick in ticks["x"]])
+    axes.set_yticks(ticks["y"], [f"{tick:g}" for tick in ticks["y"]])
+    axes.minorticks_off()
+    axes.grid(False)
+    axes.set_xlabel("dimension nu (log scale)")
+    axes.legend(loc="upper right", handlelength=2.6)
+    return figure
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "1-scale-by-cosine": scale_by_cosine,
+    "2-scale-by-temperature": scale_by_temperature,
+    "3-scale-by-candidates": scale_by_candidates,
+    "4-learnable-scale": learnable_scale,
+    "5-free-scale": free_scale,
+    "6-overview": overview,
+    "7-temperature-by-dimension": temperature_by_dimension,
+}
+
+
+def _figure(title: str) -> tuple[Figure, Any]:
+    # A Figure of its own, not pyplot's: no window, no backend choice, no global list of open figures.
+    figure = Figure()
+    axes = figure.subplots()
+    axes.set_title(title, loc="left")
+    return figure, axes
+
+
+def _curve(axes: Any, x: Iterable[float], y: Iterable[float], label: str, line: tuple[str, str]) -> None:
+    color, dashes = line
+    axes.plot(x, y, color=color, linestyle=dashes, label=label)
+
+
+def _mark_vanishing(axes: Any, settings: Iterable[tuple[float, int]], note: tuple[float, float]) -> None:
+    """A dot on each (tau, N) curve where it falls below 1% of its maximum, if it does, and a note on that."""
+    for (tau, n), (color, _) in zip(settings, LINES, strict=True):
+        interval = theory.vanishing_interval(tau, n)
+        if interval is not None:
+            height = theory.temperature_scale(interval[0], tau, n)
+            axes.scatter(interval[0], height, color=color, zorder=3, clip_on=False)
+    axes.text(*note, "dot: from here on below\n1% of the curve's maximum", transform=axes.transAxes)
+
+
+def _finish(axes: Any, xlabel: str = COSINE, columns: int = 1) -> None:
+    axes.set_xlabel(xlabel)
+    if axes.get_xscale() == "linear":
+        axes.set_xlim(0, 1)
+    axes.legend(loc="upper right", ncols=columns, handlelength=2.6)

@@ -1,0 +1,1 @@
+"""Graphs: GRACE on CiteSeer."""

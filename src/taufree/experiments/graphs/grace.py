@@ -1,0 +1,157 @@
+"""Graphs for the recipes: CiteSeer as PyTorch Geometric reads it, views of a graph, and GRACE's network.
+
+A view drops edges and zeroes columns of the features. Both are done by zeros on fixed shapes: an edge of
+weight 0 adds nothing to its node and nothing to its node's degree, so it is as good as removed, and a column
+of zeros is the same as a row of zeros in the first layer's weight. So every step has the same shapes, and a
+GPU can replay one recorded step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+
+from taufree.experiments.training.run import BadInputError
+
+try:
+    with warnings.catch_warnings():  # newer versions of torch announce the end of torch.jit at this import
+        warnings.simplefilter("ignore")
+        from torch_geometric.data import Data
+        from torch_geometric.datasets import Planetoid
+        from torch_geometric.io import read_planetoid_data
+        from torch_geometric.nn import GCNConv
+        from torch_geometric.nn.conv.gcn_conv import gcn_norm
+        from torch_geometric.transforms import NormalizeFeatures
+except ModuleNotFoundError as error:
+    raise BadInputError(
+        f'recipes on graphs need {error.name} as well: pip install "taufree[graph]"'
+    ) from error
+
+FILES = tuple(
+    f"ind.citeseer.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+)
+PLACE = Path("planetoid") / "CiteSeer" / "raw"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with a label for each node.
+
+    Shape:
+        features: [N, F]; edges: [2, E] integers, from the first row's node to the second's; labels: [N].
+    """
+
+    features: Tensor
+    edges: Tensor
+    labels: Tensor
+
+
+def load_citeseer(data: Path | None) -> Graph:
+    """CiteSeer with features divided by their row's sum, from ``data`` or, for None, downloaded once.
+
+    Raises ValueError with one sentence where a file is missing or damaged.
+    """
+    raw = _download() if data is None else data / PLACE
+    names = ", ".join(FILES)
+    if missing := [name for name in FILES if not (raw / name).is_file()]:
+        raise ValueError(f"{raw} must hold the Planetoid files {names}, but lacks {', '.join(missing)}.")
+    try:
+        found: Data = NormalizeFeatures()(read_planetoid_data(str(raw), "citeseer"))
+    except Exception as error:  # a damaged pickle can raise anything
+        raise ValueError(
+            f"a file in {raw} is damaged ({type(error).__name__}), get {names} anew from Planetoid."
+        ) from error
+    return Graph(found.x, found.edge_index, found.y)
+
+
+def _download() -> Path:
+    folder = Path.home() / ".cache" / "taufree" / PLACE.parts[0]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # several runs may start at once
+            return Path(Planetoid(str(folder), "CiteSeer").raw_dir)
+    except Exception as error:  # whatever the network, the file system or the parser has to say
+        raise ValueError(
+            f"CiteSeer could not be downloaded to {folder} ({type(error).__name__}); put {', '.join(FILES)} "
+            f"into FOLDER/{PLACE} and pass --data FOLDER."
+        ) from error
+
+
+def draw_views(
+    graph: Graph, *, edges: float, columns: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """What two views keep: booleans [2, E] and [2, F], False with probability ``edges`` and ``columns``."""
+    kept_edges = torch.rand(2, graph.edges.shape[1], generator=generator) >= edges
+    kept_columns = torch.rand(2, graph.features.shape[1], generator=generator) >= columns
+    return kept_edges, kept_columns
+
+
+class Grace(nn.Module):
+    """Two graph convolutions with ReLU, and a projector that the loss looks at.
+
+    The graph belongs to the network, as a full-batch network sees no other; it is not saved with the weights.
+    """
+
+    features: Tensor
+    edges: Tensor
+    words: Tensor
+    starts: Tensor
+    counts: Tensor
+
+    def __init__(self, graph: Graph, width: int = 32) -> None:
+        super().__init__()
+        nodes, columns = graph.features.shape
+        self.first = GCNConv(columns, width, normalize=False)
+        self.second = GCNConv(width, width, normalize=False)
+        self.projector = nn.Sequential(nn.Linear(width, width), nn.ELU(), nn.Linear(width, width))
+        # GCN's loop at each node comes last and is never dropped, so that no degree is 0.
+        loops = torch.arange(nodes).expand(2, -1)
+        row, word = graph.features.nonzero(as_tuple=True)
+        starts = torch.cat([torch.zeros(1, dtype=torch.long), row.bincount(minlength=nodes).cumsum(0)])
+        buffers = {
+            "features": graph.features,
+            "edges": torch.cat([graph.edges, loops], dim=1),
+            "words": word,
+            "starts": starts,
+            "counts": graph.features[row, word],
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, kept_edges: Tensor, kept_columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and projections of V views at once, both [V * N, width], one view after the other.
+
+        The views are one graph of V parts that no edge connects.
+
+        Shape:
+            kept_edges: [V, E] booleans; kept_columns: [V, F] booleans.
+        """
+        views, nodes, dtype = len(kept_edges), len(self.features), self.features.dtype
+        loops = kept_edges.new_ones(views, nodes)
+        weight = torch.cat([kept_edges, loops], dim=1).to(dtype).flatten()
+        offset = nodes * torch.arange(views, device=self.edges.device)
+        edges = (self.edges[:, None] + offset[:, None]).flatten(1)
+        edges, weight = gcn_norm(edges, weight, views * nodes, add_self_loops=False)
+        inputs = self._first_product(kept_columns.to(dtype))
+        hidden = self.first.propagate(edges, x=inputs, edge_weight=weight) + self.first.bias
+        features = self.second(hidden.relu(), edges, weight).relu()
+        return features, self.projector(features)
+
+    def _first_product(self, kept: Tensor) -> Tensor:
+        """The masked features times the first layer's weight, [V * N, width]."""
+        views, width = len(kept), self.first.out_channels
+        weight = (kept.T[:, :, None] * self.first.lin.weight.T[:, None]).flatten(1)
+        if weight.device.type == "cpu":  # one number in a hundred is not 0: six times as fast
+            product = embedding_bag(
+                self.words, weight, self.starts, mode="sum", per_sample_weights=self.counts,
+                include_last_offset=True,
+            )  # fmt: skip
+        else:
+            product = self.features @ weight
+        return product.view(-1, views, width).transpose(0, 1).reshape(-1, width)

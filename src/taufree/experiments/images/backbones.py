@@ -1,0 +1,166 @@
+"""ResNets that were trained on ImageNet, half frozen, and where their weights come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from taufree.experiments.images.decoded import cache_folder
+from taufree.experiments.training.run import BadInputError
+
+try:
+    from torchvision import models
+except ModuleNotFoundError as error:
+    raise BadInputError(
+        f'recipes on images need {error.name} as well: pip install "taufree[images]"'
+    ) from error
+
+BACKBONES = ("resnet152", "resnet50", "resnet18", "resnet50-v1")
+"""torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the
+other, but halves the resolution in the 1 x 1 convolution at a layer's entry, where torchvision does it in the
+3 x 3 one: a file of weights does not tell which of the two it is for, so the user has to."""
+
+
+def make_backbone(name: str) -> nn.Module:
+    """The network, without its classifier, with random weights.
+
+    >>> make_backbone("resnet50-v1").layer3[0].conv1.stride
+    (2, 2)
+    """
+    network: Any = getattr(models, name.removesuffix("-v1"))(weights=None)
+    network.fc = nn.Identity()
+    if name.endswith("-v1"):
+        for layer in (network.layer2, network.layer3, network.layer4):
+            layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+    whole: nn.Module = network
+    return whole
+
+
+def read_weights(name: str, source: str) -> dict[str, Tensor] | None:
+    """A state dict that fits the backbone ``name``.
+
+    Args:
+        name: one of ``BACKBONES``.
+        source: "imagenet", torchvision's weights (its first ones, of 2016), downloaded if need be; "random",
+            which gives None; or else a file, ``.safetensors`` or what ``torch.save`` makes of a state dict.
+
+    Raises ValueError with one sentence where they cannot be had or do not fit.
+    """
+    if source == "random":
+        return None
+    state = _download(name) if source == "imagenet" else _read(Path(source))
+    return _fitting(name, source, state)
+
+
+class Half(nn.Sequential):
+    """Layers one after the other, which compile to one graph.
+
+    An ``nn.Sequential`` does not in every version of torch: those that skip torch's own ``forward`` compile
+    each block by itself, and after eight of them none.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        for layer in self:
+            images = layer(images)
+        return images
+
+
+class HalfFrozen(nn.Module):
+    """A ResNet whose first half, up to ``layer2``, never changes, and which never leaves evaluation mode.
+
+    BatchNorm therefore uses its stored statistics in training too; in the second half its scales and shifts
+    are trained like other weights.
+
+    Shape:
+        images [N, 3, H, W] to features [N, D] of length 1, at least float32.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        part: Any = network
+        self.frozen = Half(
+            part.conv1, part.bn1, part.relu, part.maxpool, part.layer1, part.layer2
+        ).requires_grad_(False)
+        self.trained = Half(part.layer3, part.layer4)
+        self.to(memory_format=torch.channels_last)
+        self.train()
+
+    def train(self, mode: bool = True) -> HalfFrozen:
+        return super().train(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            middle = self.frozen(images)
+        maps = self.trained(middle)
+        # The loss resolves cosines that bfloat16 does not.
+        maps = maps.to(torch.promote_types(maps.dtype, torch.float32))
+        return normalize(maps.mean((2, 3)), dim=-1)
+
+
+def _download(name: str) -> dict[str, Tensor]:
+    if name.endswith("-v1"):
+        raise ValueError(f"weights must be a file or random for the backbone {name}, got 'imagenet'.")
+    folder = cache_folder() / "weights"
+    chosen = models.get_model_weights(name).IMAGENET1K_V1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # several runs may start at once
+            state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
+                chosen.url,
+                str(folder),
+                map_location="cpu",
+                progress=False,
+                check_hash=True,
+                weights_only=True,
+            )
+    except Exception as error:  # whatever the network, the file system or the file has to say
+        raise ValueError(
+            f"the weights of {name} could not be downloaded to {folder} ({type(error).__name__}); pass "
+            f"--weights FILE with what is at {chosen.url}."
+        ) from error
+    return state
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ValueError(f"weights must be imagenet, random or a file, got {str(path)!r}, which is no file.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(
+            f"weights must be a safetensors file or a saved state dict, but {path} cannot be read as one "
+            f"({type(error).__name__})."
+        ) from error
+    if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
+        raise ValueError(f"weights must be a state dict, names with tensors, but {path} holds another thing.")
+    return dict(state)
+
+
+def _fitting(name: str, source: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that the backbone needs, in its own types; a classifier's are left out."""
+    fitting = {}
+    needed = make_backbone(name).state_dict()
+    for key, own in needed.items():
+        if key not in state:
+            if key.endswith("num_batches_tracked"):  # old files lack it, and evaluation mode does not use it
+                fitting[key] = own
+                continue
+            raise ValueError(f"weights must fit {name}, but {source} has no {key}.")
+        if state[key].shape != own.shape:
+            raise ValueError(
+                f"weights must fit {name}, whose {key} is {list(own.shape)}, but in {source} it is "
+                f"{list(state[key].shape)}."
+            )
+        fitting[key] = state[key].to(own.dtype)
+    if extra := [key for key in state if key not in needed and not key.startswith("fc.")]:
+        raise ValueError(f"weights must fit {name}, but {source} has {extra[0]} as well, which it lacks.")
+    return fitting

@@ -1,0 +1,185 @@
+"""What recipes on images have in common: images on the device, two views of each, features of all of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from taufree import distributed
+from taufree.experiments.images.augment import (
+    SCALE,
+    Parameters,
+    augment,
+    centre_crop,
+    centre_view,
+    draw_parameters,
+)
+from taufree.experiments.images.decoded import Images, ahead, fits
+from taufree.experiments.recipe import BatchSettings, Recipe
+from taufree.experiments.report.kept import THUMBNAIL
+from taufree.util.machine import compiles
+
+JUDGED = 512
+"""Images that are judged at once on a GPU, at least: fewer would leave it idle between launches."""
+
+
+@dataclass(frozen=True)
+class ViewSettings(BatchSettings):
+    """The settings that views are made by.
+
+    Attributes:
+        crop: pixels of a view's side.
+        blur: the probability that a view is blurred.
+        subset: use so many training and so many validation images at most, evenly from all classes; 0 is all.
+    """
+
+    crop: int = 128
+    blur: float = 0.5
+    subset: int = 0
+
+
+class ImageRecipe(Recipe):
+    """A recipe that trains a network on two views of each image of a batch."""
+
+    static = True
+    gpu_precision = "bf16-mixed"
+    smallest: ClassVar[float] = SCALE[0]
+    """The least share of an image's area that a view shows."""
+
+    _compiled_for: ClassVar[object] = None
+
+    settings: ViewSettings
+
+    @abstractmethod
+    def find(self, data: Path | None) -> Images:
+        """The images, no more than the setting ``subset`` allows."""
+
+    @abstractmethod
+    def compiled(self, model: nn.Module) -> Sequence[nn.Module]:
+        """The parts of the model that are worth compiling."""
+
+    @property
+    def resize(self) -> int:
+        """Pixels of the shorter side of an image before its middle is judged."""
+        return self.settings.crop
+
+    def load(self, data: Path | None) -> None:
+        self.images = self.find(data)
+        count, skipped = len(self.images.labels), self.images.skipped
+        if skipped:
+            names = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+            self.notes.append(
+                f"{len(skipped)} of {count + len(skipped)} images cannot be read and are left out: {names}."
+            )
+        if not self.images.training < count:
+            raise ValueError("none of the validation images can be read.")
+        if self.settings.batch_size > self.images.training:
+            raise ValueError(
+                f"batch_size must be at most {self.images.training}, the number of training images, "
+                f"got {self.settings.batch_size}."
+            )
+        self.steps = self.images.training // self.settings.batch_size
+
+    def settle(self, model: nn.Module, device: torch.device) -> bool:
+        self._device = device
+        self._sizes = self.images.sizes.to(device)
+        # Images that stay on the device are taken by their numbers, others come with each batch.
+        self._resident = fits(self.images.bytes, device)
+        self._lines = self.images.lines.to(device) if self._resident else self.images.lines
+        views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (augment, centre_view)
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+        if compiles(device):
+            self._share_graphs(model)
+            if not distributed.active():  # batch norms over ranks would cut the graph at every layer
+                for part in self.compiled(model):
+                    part.compile(dynamic=False)
+            views = torch.compile(augment, dynamic=False), torch.compile(centre_view, dynamic=False)
+        self._augment = partial(views[0], size=self.settings.crop)
+        self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)
+        # Recording a step forbids other threads the device, and images come through one.
+        return self._resident
+
+    def _share_graphs(self, model: nn.Module) -> None:
+        """Keep what a run before in this process has compiled, if all its shapes were the same.
+
+        Weights are inputs of a compiled graph, so another network of the same shapes needs no other one. But
+        graphs of other shapes would count against a limit, beyond which nothing is compiled.
+        """
+        weights = [tuple(weight.shape) for weight in model.parameters()]
+        shapes = (weights, self.images.lines.shape[1:], self.settings.batch_size, self.settings.crop)
+        if shapes != ImageRecipe._compiled_for:
+            torch.compiler.reset()
+            ImageRecipe._compiled_for = shapes
+
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+        """Images, or where they are on the device their numbers, and the parameters of two views of each.
+
+        Everything random of the epoch is drawn, and moved to the device, at once.
+        """
+        size = self.settings.batch_size
+        order = torch.randperm(self.images.training, generator=generator)[: self.steps * size]
+        order = order.view(self.steps, size)
+        sizes = self.images.sizes[order].repeat(1, 2, 1)
+        drawn = draw_parameters(
+            sizes.flatten(0, 1), generator, blur=self.settings.blur, smallest=self.smallest
+        )
+        parts = [part.view(self.steps, 2 * size, *part.shape[1:]).to(self._device) for part in drawn]
+        for step, images in enumerate(self._sent(order)):
+            yield images, *(part[step] for part in parts)
+
+    def views(self, batch: Sequence[Tensor]) -> Tensor:
+        """The first views of a batch's images and then the second ones, [2N, 3, crop, crop]."""
+        images, *drawn = batch
+        lines = self._lines_of(images)
+        return self._augment(torch.cat([lines, lines]), Parameters(*drawn))
+
+    def embed(self, model: nn.Module, views: Tensor) -> Tensor:
+        """The features that are judged, [N, D]."""
+        features: Tensor = model(views)
+        return features
+
+    def features(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Features of the training and of the validation images, float32 on the device."""
+        count, size = len(self.images.labels), 2 * self.settings.batch_size
+        if self._device.type == "cuda":
+            size = max(size, JUDGED)
+        # The last part is filled up, so that a compiled network sees one shape.
+        order = torch.arange(-(-count // size) * size).clamp(max=count - 1).view(-1, size)
+        found = [
+            self.embed(model, self._centre(self._lines_of(images), sizes))
+            for images, sizes in zip(self._sent(order), self._sizes[order.to(self._device)], strict=True)
+        ]
+        features = torch.cat(found)[:count].float()
+        return features[: self.images.training], features[self.images.training :]
+
+    def thumbnails(self, rows: Tensor) -> NDArray[Any]:
+        """Small pictures [*rows.shape, THUMBNAIL, THUMBNAIL, 3] of the images with these numbers."""
+        chosen = rows.flatten()
+        small = centre_crop(self.images.lines[chosen], self.images.sizes[chosen], size=THUMBNAIL)
+        pixels = small.mul(255).round().byte().transpose(2, 3)
+        array: NDArray[Any] = pixels.reshape(*rows.shape, *pixels.shape[1:]).numpy()
+        return array
+
+    def _sent(self, order: Tensor) -> Iterable[Tensor]:
+        """For each row of ``order`` what :meth:`_lines_of` makes these images from, on the device."""
+        if self._resident:
+            return order.to(self._device)
+        return ahead(self._fetch, order)
+
+    def _lines_of(self, images: Tensor) -> Tensor:
+        return self._lines[images] if self._resident else images
+
+    def _fetch(self, rows: Tensor) -> Tensor:
+        lines = self._lines[rows]
+        if self._device.type == "cuda":
+            lines = lines.pin_memory()
+        return lines.to(self._device, non_blocking=True)

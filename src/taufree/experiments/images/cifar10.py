@@ -1,0 +1,99 @@
+"""SimCLR on CIFAR-10: 50,000 training and 10,000 validation images of 32 x 32 pixels, ten classes.
+
+What differs from Imagenette is what small images need: views of 32 pixels without blur, and a network whose
+entry keeps their resolution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from taufree.experiments.images.decoded import Images, cache_folder, from_arrays
+from taufree.experiments.images.simclr import ImageSettings, SimCLR
+from taufree.experiments.recipe import Preset
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class Cifar10Settings(ImageSettings):
+    """Imagenette's, for small images."""
+
+    epochs: int = 200
+    crop: int = 32
+    blur: float = 0.0
+    small_stem: bool = True
+
+
+class Cifar10(SimCLR):
+    name = "cifar10"
+    title = "SimCLR on CIFAR-10"
+    settings_type = Cifar10Settings
+    presets: ClassVar = {
+        "full": Preset(seeds=3),
+        "quick": Preset(seeds=1, settings={"epochs": 1, "batch_size": 64, "subset": 256}),
+    }
+
+    def find(self, data: Path | None) -> Images:
+        x_train, y_train, x_test, y_test = load_cifar10(data)
+        train, val = (evenly(labels, self.settings.subset) for labels in (y_train, y_test))
+        return from_arrays(x_train[train], y_train[train], x_test[val], y_test[val], CLASSES)
+
+
+def load_cifar10(data: Path | None) -> tuple[NDArray[Any], ...]:
+    """Images [N, 32, 32, 3] and labels [N] of training, then of test; downloaded for want of a folder."""
+    x_train, y_train, x_test, y_test = _download() if data is None else _read(data / "cifar10.npz")
+    return x_train, y_train.reshape(-1), x_test, y_test.reshape(-1)
+
+
+def evenly(labels: NDArray[Any], count: int) -> NDArray[Any]:
+    """The numbers of ``count`` rows (0 is all), in the order of their labels and evenly from all of them."""
+    chosen = np.linspace(0, len(labels) - 1, min(count or len(labels), len(labels))).round().astype(int)
+    order: NDArray[Any] = np.argsort(labels, kind="stable")[chosen]
+    return order
+
+
+def _read(path: Path) -> tuple[NDArray[Any], ...]:
+    """The arrays of Keras's file: images [N, 32, 32, 3] and labels [N], of training and of test."""
+    if not path.is_file():
+        raise ValueError(f"{path} must hold CIFAR-10 with the arrays {', '.join(KEYS)}, but is not there.")
+    try:
+        with np.load(path) as file:
+            arrays = tuple(file[key] for key in KEYS)
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(
+            f"{path} is damaged or lacks one of the arrays {', '.join(KEYS)} ({type(error).__name__})."
+        ) from error
+    for images, labels in (arrays[:2], arrays[2:]):
+        if images.dtype != np.uint8 or images.shape != (labels.size, *images.shape[1:3], 3):
+            raise ValueError(
+                f"{path} must hold images as bytes [N, height, width, 3] with N labels, but holds "
+                f"{images.dtype} {list(images.shape)} with {labels.size}."
+            )
+    return arrays
+
+
+def _download() -> tuple[NDArray[Any], ...]:
+    from torchvision import datasets
+
+    folder = cache_folder() / "cifar10"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # several runs may start at once
+            parts = [datasets.CIFAR10(folder, train=train, download=True) for train in (True, False)]
+    except Exception as error:  # whatever the network, the file system or the archive has to say
+        raise ValueError(
+            f"CIFAR-10 could not be downloaded to {folder} ({type(error).__name__}); put cifar10.npz with "
+            f"the arrays {', '.join(KEYS)} into FOLDER and pass --data FOLDER."
+        ) from error
+    return tuple(array for part in parts for array in (part.data, np.array(part.targets)))
+
+
+RECIPE = Cifar10

@@ -1,0 +1,34 @@
+"""SimCLR on any folder of images, ``FOLDER/train/CLASS`` and ``FOLDER/val/CLASS`` or ``FOLDER/CLASS``.
+
+Labels are used to judge the features, not to train them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taufree.experiments.images.decoded import Images, load_images
+from taufree.experiments.images.listing import find_images
+from taufree.experiments.images.simclr import SimCLR
+
+SIDE = 160
+
+
+class FolderOfImages(SimCLR):
+    name = "images"
+    title = "SimCLR on a folder of images"
+
+    @classmethod
+    def own_data(cls, data: Path) -> bool:
+        return True
+
+    def find(self, data: Path | None) -> Images:
+        if data is None:
+            raise ValueError("the recipe images needs --data FOLDER, a folder with a folder for each class.")
+        listing = find_images(data)
+        if self.settings.subset:
+            listing = listing.thinned(self.settings.subset)
+        return load_images(listing, SIDE)
+
+
+RECIPE = FolderOfImages

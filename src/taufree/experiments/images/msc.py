@@ -1,0 +1,216 @@
+"""MSC, mean-shifted contrastive learning, on CIFAR-10 or a folder: the paper's anomaly benchmark.
+
+A network that was trained on ImageNet is adapted to normal images alone. NT-Xent compares directions seen
+from the centre of the normal features, not from the origin, so that features which all point the same way
+can still be told apart. An image is the more anomalous, the further it is from its nearest normal ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from taufree import Link
+from taufree.experiments.evaluation.features import knn_distance
+from taufree.experiments.evaluation.pair_statistics import observe_views
+from taufree.experiments.images.backbones import BACKBONES, HalfFrozen, make_backbone, read_weights
+from taufree.experiments.images.base import ImageRecipe, ViewSettings
+from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
+from taufree.experiments.images.decoded import Images, from_arrays, load_images
+from taufree.experiments.images.listing import find_cases
+from taufree.experiments.recipe import Preset, Step
+from taufree.experiments.report.kept import EXTREMES
+
+PROTOCOLS = ("one-normal", "one-anomalous")
+RESIZE = 256 / 224
+"""The shorter side before the crop that images are scored by, in crops."""
+SIDE = 256
+"""Pixels that the shorter side of an image from a folder is shrunk to."""
+
+
+@dataclass(frozen=True)
+class MSCSettings(ViewSettings):
+    """The defaults are the paper's, on the public code of MSC.
+
+    Attributes:
+        normal: the class that is normal; with the protocol one-anomalous, the only class that is not.
+        protocol: "one-normal", the public code's, or "one-anomalous", the paper's wording.
+        backbone: one of ``BACKBONES``.
+        weights: "imagenet", "random" or a file, see :func:`.backbones.read_weights`.
+        angular: add the angular term, see :meth:`MSC.step`.
+        neighbours: how many distances to normal images a score is the sum of.
+    """
+
+    epochs: int = 25
+    batch_size: int = 32
+    crop: int = 224
+    normal: str = "airplane"
+    protocol: str = "one-normal"
+    backbone: str = "resnet152"
+    weights: str = "imagenet"
+    angular: bool = False
+    learning_rate: float = 1e-5
+    weight_decay: float = 5e-5
+    neighbours: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("protocol", PROTOCOLS), ("backbone", BACKBONES)):
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}.")
+
+
+class MSC(ImageRecipe):
+    name = "msc"
+    title = "MSC, anomaly detection"
+    task = (
+        "The network, trained on ImageNet before, sees normal images alone: two randomly changed copies of "
+        "the same one (a positive pair) should lie in similar directions from the centre of all of them, "
+        "copies of different ones (negative pairs) should not. An image far from all normal ones is an "
+        "anomaly."
+    )
+    settings_type = MSCSettings
+    metrics: ClassVar = {
+        "auc": "ROC-AUC in %, how often a test image that is not normal scores higher than one that is",
+        "gain": "the same, minus what it was before training",
+    }
+    presets: ClassVar = {
+        "full": Preset(seeds=5),
+        "quick": Preset(
+            seeds=1,
+            settings={
+                "epochs": 1, "batch_size": 16, "crop": 64, "subset": 64, "backbone": "resnet18",
+                "weights": "random",
+            },
+        ),
+    }  # fmt: skip
+    smallest = 0.2
+
+    settings: MSCSettings
+
+    @property
+    def resize(self) -> int:
+        return round(RESIZE * self.settings.crop)
+
+    def load(self, data: Path | None) -> None:
+        self._state = read_weights(self.settings.backbone, self.settings.weights)
+        if self._state is None:
+            self.notes.append("The network starts from random weights, so its scores say little.")
+        super().load(data)
+        tested = self.images.labels[self.images.training :].numpy()
+        self._anomalous = ~self._normal(tested, self.images.classes)
+        if len(set(self._anomalous.tolist())) < 2:
+            raise ValueError(
+                f"the {len(tested)} test images must be normal and anomalous ones, but are all of one kind."
+            )
+
+    @classmethod
+    def own_data(cls, data: Path) -> bool:
+        return not os.path.isfile(data / "cifar10.npz")  # Path's raises where the name is too long
+
+    def find(self, data: Path | None) -> Images:
+        chosen = self.settings
+        if data is None or not self.own_data(data):
+            return self._find_cifar10(data)
+        listing = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
+        if chosen.subset:
+            listing = listing.thinned(chosen.subset)
+        images = load_images(listing, SIDE)
+        skipped = set(images.skipped)
+        self._names = [file.name for file in listing.val if file.name not in skipped]
+        return images
+
+    def _find_cifar10(self, data: Path | None) -> Images:
+        if self.settings.normal not in CLASSES:
+            raise ValueError(f"normal must be one of {', '.join(CLASSES)}, got {self.settings.normal!r}.")
+        x_train, y_train, x_test, y_test = load_cifar10(data)
+        train = np.flatnonzero(self._normal(y_train, CLASSES))
+        train = train[evenly(y_train[train], self.settings.subset)]
+        test = evenly(y_test, self.settings.subset)
+        self._names = [f"test/{number}" for number in test]
+        return from_arrays(x_train[train], y_train[train], x_test[test], y_test[test], CLASSES)
+
+    def _normal(self, labels: NDArray[Any], classes: Sequence[str]) -> NDArray[np.bool_]:
+        chosen: NDArray[np.bool_] = np.equal(labels, classes.index(self.settings.normal))
+        return chosen if self.settings.protocol == "one-normal" else ~chosen
+
+    def model(self) -> nn.Module:
+        network = make_backbone(self.settings.backbone)
+        if self._state is not None:
+            network.load_state_dict(self._state)
+        return HalfFrozen(network)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            [weight for weight in model.parameters() if weight.requires_grad],
+            lr=self.settings.learning_rate,
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )
+
+    def compiled(self, model: nn.Module) -> Sequence[nn.Module]:
+        assert isinstance(model, HalfFrozen)
+        # Apart, since the frozen half is the same for training and scoring and is then compiled once.
+        return [model.frozen, model.trained]
+
+    def begin(self, model: nn.Module) -> None:
+        bank, features = self.features(model)
+        self._untrained = self._auc(knn_distance(bank, features, k=self.settings.neighbours))
+        centre = bank.mean(0)
+        self.centre = normalize(centre, dim=-1) if self.settings.angular else centre
+        """The mean [D] of the normal training features; on the sphere where the angular term pulls to it."""
+
+    def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
+        """NT-Xent of a - m and b - m, with m the centre and a, b the features of two views.
+
+        The angular term adds mean |a - m|^2 + mean |b - m|^2, which is 4 - 2 cos(a, m) - 2 cos(b, m) in the
+        mean, as m has length 1 then.
+        """
+        a, b = (model(self.views(batch)) - self.centre).chunk(2)
+        loss = self.loss(a, b, link)
+        if self.settings.angular:
+            loss = loss + a.square().sum(-1).mean() + b.square().sum(-1).mean()
+        return Step(loss, observe_views(a, b, link))
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        self._distances = knn_distance(*self.features(model), k=self.settings.neighbours)
+        auc = self._auc(self._distances)
+        return {"auc": auc, "gain": auc - self._untrained}
+
+    def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
+        """The test images with the highest and those with the lowest scores."""
+        order = self._distances.argsort(descending=True, stable=True).cpu()
+        count = min(EXTREMES, len(order) // 2)
+        rows = torch.stack([order[:count], order.flip(0)[:count]])
+        return {
+            "thumbnails": self.thumbnails(rows + self.images.training),
+            "anomalous": self._anomalous[rows.numpy()],
+        }
+
+    def scores(self, model: nn.Module) -> list[dict[str, Any]]:
+        """The test images, the most anomalous first."""
+        labels = self.images.labels[self.images.training :].tolist()
+        found = {
+            "image": self._names,
+            "class": [self.images.classes[label] for label in labels],
+            "anomalous": self._anomalous.astype(int).tolist(),
+            "score": [round(score, 6) for score in self._distances.tolist()],
+        }
+        rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        return sorted(rows, key=lambda row: -row["score"])
+
+    def _auc(self, distances: Tensor) -> float:
+        return 100 * float(roc_auc_score(self._anomalous, distances.cpu().numpy()))
+
+
+RECIPE = MSC

@@ -1,0 +1,181 @@
+"""SimCLR on images, the recipe that Imagenette, CIFAR-10 and folders of images share.
+
+LightlySSL's recipe for Imagenette: a ResNet-18 from random weights, two augmented views of each image,
+NT-Xent, SGD with a cosine schedule, and a kNN classifier on the frozen features after every epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from taufree import Link
+from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy, nearest
+from taufree.experiments.evaluation.pair_statistics import observe_views
+from taufree.experiments.images.base import ImageRecipe, ViewSettings
+from taufree.experiments.recipe import Preset, Step
+from taufree.experiments.report.kept import NEIGHBOURS, QUERIES, SHOWN
+from taufree.experiments.training.run import BadInputError
+
+try:
+    from torchvision.models import resnet18
+except ModuleNotFoundError as error:
+    raise BadInputError(
+        f'recipes on images need {error.name} as well: pip install "taufree[images]"'
+    ) from error
+
+
+@dataclass(frozen=True)
+class ImageSettings(ViewSettings):
+    """The defaults are LightlySSL's for Imagenette.
+
+    Attributes:
+        learning_rate: for 256 pairs in a batch; it is scaled with the batch.
+        small_stem: a 3 x 3 convolution at full resolution at the network's entry, for images of 32 pixels,
+            instead of ImageNet's 7 x 7 one with stride 2 and a max-pool.
+        neighbours: how many neighbours vote in the kNN accuracy.
+        knn_every: how many epochs are from one kNN accuracy to the next; on a GPU they take a fifth of a run.
+        projection: how many numbers of a view the loss compares.
+        together: whether both views of a batch go through the network as one, so that they share the batch
+            norms' statistics; LightlySSL sends one after the other.
+    """
+
+    epochs: int = 800
+    learning_rate: float = 6e-2
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    small_stem: bool = False
+    neighbours: int = 200
+    knn_every: int = 1
+    projection: int = 128
+    together: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.knn_every < 1:
+            raise ValueError(f"knn_every must be at least 1, got {self.knn_every}.")
+
+
+class Encoder(nn.Module):
+    """A ResNet-18 to 512 features, and SimCLR's head to the numbers that the loss compares."""
+
+    def __init__(self, *, small_stem: bool, projection: int = 128) -> None:
+        super().__init__()
+        self.backbone = resnet18(weights=None)
+        self.backbone.fc = nn.Identity()
+        if small_stem:
+            self.backbone.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(self.backbone.conv1.weight, mode="fan_out", nonlinearity="relu")
+            self.backbone.maxpool = nn.Identity()
+        self.projector = nn.Sequential(
+            nn.Linear(512, 512, bias=False),
+            nn.BatchNorm1d(512),
+            nn.ReLU(),
+            nn.Linear(512, projection, bias=False),
+            nn.BatchNorm1d(projection),
+        )
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [N, 512] and projections [N, projection] of images [N, 3, H, W]."""
+        features = self.backbone(images)
+        # The loss resolves cosines that bfloat16 does not; the head is small.
+        with torch.autocast(images.device.type, enabled=False):
+            return features, self.projector(features.to(self.projector[0].weight.dtype))
+
+
+class SimCLR(ImageRecipe):
+    """A recipe is a subclass that finds its images."""
+
+    settings_type = ImageSettings
+    metrics: ClassVar = {
+        "knn": "% of validation images that their 200 nearest training images vote for rightly, after the "
+        "last epoch",
+        "best_knn": "the same after the best epoch, chosen by these very images, as LightlySSL reports it",
+        "linear": "% of validation images that a logistic regression on the features classifies rightly",
+    }
+    presets: ClassVar = {
+        "full": Preset(seeds=3),
+        "quick": Preset(seeds=1, settings={"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}),
+    }
+    shared = True
+
+    settings: ImageSettings
+
+    def model(self) -> nn.Module:
+        return Encoder(small_stem=self.settings.small_stem, projection=self.settings.projection)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        chosen = self.settings
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=chosen.learning_rate * chosen.batch_size / 256,
+            momentum=chosen.momentum,
+            weight_decay=chosen.weight_decay,
+            fused=True,
+        )
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
+        """A cosine from 1 towards 0, the same for all steps of an epoch."""
+        epochs = self.settings.epochs
+        return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * (step // self.steps) / epochs)) / 2)
+
+    def compiled(self, model: nn.Module) -> Sequence[nn.Module]:
+        assert isinstance(model, Encoder)
+        return [model.backbone]
+
+    def settle(self, model: nn.Module, device: torch.device) -> bool:
+        self._labels = self.images.labels.to(device)
+        return super().settle(model, device)
+
+    def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
+        views = self.views(batch)
+        parts = [views] if self.settings.together else views.chunk(2)
+        a, b = torch.cat([model(part)[1] for part in parts]).chunk(2)
+        return Step(self.loss(a, b, link), observe_views(a, b, link, anchors=64))
+
+    def embed(self, model: nn.Module, views: Tensor) -> Tensor:
+        features: Tensor = model(views)[0]
+        return features
+
+    @property
+    def follow_every(self) -> int:
+        return self.settings.knn_every
+
+    def follow(self, model: nn.Module) -> dict[str, float]:
+        return {"knn": self._knn(*self.features(model))}
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        bank, features = self.features(model)
+        known, truth = self._labels[: len(bank)], self._labels[len(bank) :]
+        linear = linear_accuracy(bank, known, features, truth)
+        return {"knn": self._knn(bank, features), "linear": linear}
+
+    def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
+        """Features of some validation images, and the training images nearest to a few of them."""
+        bank, features = self.features(model)
+        count, training = len(features), self.images.training
+        shown, queries = (
+            torch.linspace(0, count - 1, min(most, count)).round().long() for most in (SHOWN, QUERIES)
+        )
+        found = nearest(bank, features[queries.to(self._device)], NEIGHBOURS)
+        rows = torch.cat([queries[:, None] + training, found.cpu()], dim=1)
+        return {
+            "features": features.cpu()[shown].half().numpy(),
+            "labels": self.images.labels[training:][shown].numpy(),
+            "classes": np.array(self.images.classes),
+            "thumbnails": self.thumbnails(rows),
+            "thumbnail_labels": self.images.labels[rows].numpy(),
+        }
+
+    def _knn(self, bank: Tensor, features: Tensor) -> float:
+        known, truth = self._labels[: len(bank)], self._labels[len(bank) :]
+        return knn_accuracy(bank, known, features, truth, k=self.settings.neighbours)

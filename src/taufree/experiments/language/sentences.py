@@ -1,0 +1,129 @@
+"""Sentence vectors from entailment pairs: a premise against the hypotheses of its batch, judged by STS-B.
+
+SimCSE's supervised setting without its hard negatives: InfoNCE of SNLI's entailment pairs, from a pretrained
+model, and the rank correlation of cosines with people's judgement of similarity on the STS benchmark.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from taufree import Link, info_nce
+from taufree.experiments.evaluation.pair_statistics import observe_pairs
+from taufree.experiments.language.finetune import FineTuning, LanguageSettings
+from taufree.experiments.language.pairs import read_entailments
+from taufree.experiments.language.tokens import Tokens, tokenise
+from taufree.experiments.recipe import Preset, Step
+
+PARTS = ("test", "dev")
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class SentencesSettings(LanguageSettings):
+    """SimCSE's learning rate and epochs, with a batch that a few thousand pairs allow."""
+
+    epochs: int = 3
+    batch_size: int = 64
+    length: int = 64
+
+
+class Encoder(nn.Module):
+    """A sentence's vector is the mean of its tokens' last states."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, ids: Tensor, attention: Tensor) -> Tensor:
+        """Vectors [N, D] of ids and attention [N, L]."""
+        states: Tensor = self.encoder(input_ids=ids, attention_mask=attention).last_hidden_state.float()
+        weight = attention[..., None].to(states.dtype)
+        return (states * weight).sum(1) / weight.sum(1)
+
+
+class Sentences(FineTuning):
+    name = "sentences"
+    title = "sentence vectors from SNLI's entailment pairs"
+    task = (
+        "The network learns from pairs of sentences, of which the second follows from the first (a positive "
+        "pair): they should get similar vectors, sentences of different pairs (negative pairs) should not."
+    )
+    settings_type = SentencesSettings
+    metrics: ClassVar = {
+        "test": "100 times Spearman's correlation of cosines with people's judgement, STS-B's test part",
+        "dev": "the same for its development part, by which nothing is chosen here",
+    }
+    presets: ClassVar = {
+        "full": Preset(seeds=5),
+        "quick": Preset(seeds=1, settings={"epochs": 1, "subset": 128}),
+    }
+    needs_head = False
+
+    settings: SentencesSettings
+
+    def load(self, data: Path | None) -> None:
+        pairs = read_entailments(data)
+        assert data is not None
+        judged = {part: read_stsb(data / "stsb" / f"{part}.csv") for part in PARTS}
+        self.prepare(list(pairs), data)
+        self.judged: dict[str, tuple[Tokens, list[float]]] = {}
+        for part, rows in judged.items():
+            rows = rows[: self.settings.subset or len(rows)]
+            texts = [row[0] for row in rows] + [row[1] for row in rows]
+            tokens = tokenise(self.tokenizer, texts, self.settings.length)
+            self.judged[part] = tokens, [row[2] for row in rows]
+
+    def model(self) -> nn.Module:
+        return Encoder(self.language_model().base_model)
+
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and attention of B premises, then of their hypotheses."""
+        for rows in self.drawn(generator):
+            tokens = self.tokens.take(rows)
+            yield tokens.ids, tokens.attention
+
+    def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
+        premise, hypothesis = model(*batch).chunk(2)
+        return Step(info_nce(premise, hypothesis, link=link), observe_pairs(premise, hypothesis, link))
+
+    def follow(self, model: nn.Module) -> dict[str, float]:
+        found = {}
+        for part, (tokens, scores) in self.judged.items():
+            vectors = []
+            for rows in torch.split(torch.arange(len(tokens)), CHUNK):
+                taken = tokens.take(rows)
+                vectors.append(model(taken.ids, taken.attention))
+            first, second = torch.cat(vectors).float().chunk(2)
+            cosines = cosine_similarity(first, second)
+            found[part] = 100 * float(spearmanr(cosines.cpu().numpy(), scores).statistic)
+        return found
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return self.follow(model)
+
+
+def read_stsb(path: Path) -> list[tuple[str, str, float]]:
+    """Two sentences and how similar people found them, 0 to 5, from a CSV without a head."""
+    if not path.is_file():
+        raise ValueError(f"{path} must hold a part of the STS benchmark, but is not there.")
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} must have rows of two sentences and a number ({error}).") from error
+    if not rows:
+        raise ValueError(f"{path} must have rows of two sentences and a number, but is empty.")
+    return rows
+
+
+RECIPE = Sentences

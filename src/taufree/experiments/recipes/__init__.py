@@ -1,1 +1,0 @@
-"""One module per recipe, found by its name."""

@@ -1,0 +1,1 @@
+"""Recommendation: DCRec on sequences of items."""

@@ -1,0 +1,320 @@
+"""DCRec, the paper's recommendation benchmark: the next item of a user, with two contrastive terms.
+
+Each user's last item is for the test, the one before it for validation: the epoch with the best figure
+there is the one that is tested, once. ``protocol="public"`` does as the public code does, which chooses the
+epoch by the test items themselves and trains on the validation items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from taufree import Link, info_nce
+from taufree.experiments.evaluation.pair_statistics import observe_pairs
+from taufree.experiments.evaluation.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
+from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
+from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
+from taufree.experiments.recommendation.network import DCRec, Output, Shape, divergence
+from taufree.experiments.recommendation.packing import packed
+from taufree.experiments.recommendation.prepared import NEGATIVES, changed, content, prepared
+from taufree.util.machine import compiles
+
+NAMED = ("beauty", "reddit")
+PROTOCOLS = ("validation", "public")
+READ_AT_ONCE = 8192
+"""Histories that are judged together."""
+
+
+@dataclass(frozen=True)
+class DCRecSettings(BatchSettings):
+    """The defaults are the public code's for MovieLens-20M, the paper's data set, whatever the data set is.
+
+    Attributes:
+        epochs: at most; training ends when ``patience`` epochs have not bettered the figure of the choice.
+        dataset: beauty, reddit, or the folder of another one.
+        protocol: "validation", or "public", see above.
+        ids: whether rows of a batch with the same last item, whose keys are the same vectors, are left out
+            of each other's negatives.
+        contrast: the weight of the contrastive terms; 0 is a control without them.
+        divergence: the weight of the conformity weights' regulariser, and
+        mean: their mean.
+        dropout: of the Transformer, its attention and the graphs' edges.
+        longest: items of a history at most.
+        users: read so many at most; 0 is all.
+    """
+
+    epochs: int = 300
+    batch_size: int = 512
+    learning_rate: float = 1e-3
+    patience: int = 20
+    dataset: str = "beauty"
+    protocol: str = "validation"
+    ids: bool = True
+    contrast: float = 0.1
+    divergence: float = 0.01
+    mean: float = 0.4
+    dropout: float = 0.5
+    longest: int = 50
+    users: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
+
+    def recorded(self) -> dict[str, Any]:
+        """With what is in a folder of the user's own: a data set that is made again may be another one."""
+        recorded = super().recorded()
+        if self.dataset not in NAMED:
+            folder = Path(self.dataset)
+            with suppress(OSError):  # what cannot be read is named when it is loaded
+                recorded["content"] = content(folder, changed(folder))
+        return recorded
+
+
+class _Judge(NamedTuple):
+    """What is judged: numbers of rows with their slots, and the target [N] and negatives [N, K] of each."""
+
+    packs: list[tuple[Tensor, Tensor]]
+    targets: Tensor
+    negatives: Tensor
+
+
+class Recommendation(Recipe):
+    name = "dcrec"
+    title = "DCRec, which recommends the next item"
+    task = (
+        "The network learns which item a user takes next, by a loss of its own. Beside it, a user's last "
+        "item should get similar vectors (a positive pair) from the user's history and from a graph of "
+        "items, and last items of different users (negative pairs) should not."
+    )
+    settings_type = DCRecSettings
+    metrics: ClassVar = {
+        "hr1": f"% of users whose test item is ranked first among {NEGATIVES} others, drawn by popularity",
+        "hr5": "% whose test item is among the first 5 there",
+        "hr10": "% whose test item is among the first 10 there",
+        "ndcg5": "the mean of 1 / log2(rank + 1) there in %, 0 beyond rank 5",
+        "ndcg10": "the same, 0 beyond rank 10",
+        "full_hr1": "% of users whose test item is ranked first of all items that are new to them",
+        "full_hr5": "% whose test item is among the first 5 of all",
+        "full_hr10": "% whose test item is among the first 10 of all",
+        "full_ndcg5": "the mean of 1 / log2(rank + 1) among all in %, 0 beyond rank 5",
+        "full_ndcg10": "the same, 0 beyond rank 10",
+        "choice": "what the epoch was chosen by: ndcg10 of the validation items, or, by the public protocol, "
+        "hr1 of the test items",
+    }
+    presets: ClassVar = {
+        "full": Preset(seeds=10),
+        "quick": Preset(seeds=1, settings={"epochs": 2, "batch_size": 256, "users": 500, "longest": 12}),
+    }
+    static = True
+    stops_early = True
+    tf32 = True
+
+    settings: DCRecSettings
+
+    def load(self, data: Path | None) -> None:
+        chosen = self.settings
+        if chosen.dataset in NAMED and data is None:
+            raise ValueError(
+                f"the data set {chosen.dataset} needs --data FOLDER with dcrec/{chosen.dataset} in it, two "
+                ".inter files; --dataset FOLDER reads others."
+            )
+        folder = data / "dcrec" / chosen.dataset if data and chosen.dataset in NAMED else Path(chosen.dataset)
+        if not folder.is_dir():
+            raise ValueError(
+                f"dataset must be {', '.join(NAMED)} or a folder that taufree sequences made, but {folder} "
+                "is no folder."
+            )
+        found = prepared(folder, chosen.longest, chosen.users, changed(folder))
+        self.data, self.neighbours, self.negatives = found
+        self.notes = list(self.data.notes)
+        self.parts = {"train": self.data.train, "test": self.data.test}
+        self.judged = {part: self._judged(part) for part in self.parts}
+        if chosen.protocol == "public":
+            self.notes.append(
+                "--protocol public chooses the epoch by the test items and trains on the validation items, "
+                "as the public code does: its figures flatter every link, and are for comparison alone."
+            )
+        self.samples = self.data.train.beginnings(whole=chosen.protocol == "public")
+        count = self.samples.shape[1]
+        if count < 2:
+            raise ValueError(
+                f"{folder} must have users with two items or more beside those that are held out, "
+                f"got {count} histories to train on."
+            )
+        if count < chosen.batch_size:
+            raise ValueError(
+                f"batch_size must be at most {count}, the number of histories to train on, "
+                f"got {chosen.batch_size}."
+            )
+
+    def _judged(self, part: str) -> Tensor:
+        """The rows of a part by which the network is judged: those whose target it can know.
+
+        Negatives drawn by popularity all occur in training, so an item that does not is told apart from
+        them by that alone, whatever the user's taste is. The public protocol has such rows nevertheless.
+        """
+        rows = self.parts[part]
+        known = torch.zeros(self.data.item_count, dtype=torch.bool)
+        known[self.data.train.items[self.data.train.known]] = True
+        judged = known[rows.targets].nonzero().squeeze(1)
+        if self.settings.protocol == "public":
+            return torch.arange(len(rows.lengths))
+        name = {"train": "validation", "test": "test"}[part]
+        if strange := len(rows.lengths) - len(judged):
+            self.notes.append(
+                f"{strange} of {len(rows.lengths)} {name} items never occur in the histories to train on; "
+                "they are left out of the figures."
+            )
+        if not len(judged):
+            raise ValueError(f"the {name} rows must have items that the training histories have, too.")
+        return judged
+
+    def model(self) -> nn.Module:
+        chosen = self.settings
+        shape = Shape(dropout=chosen.dropout)
+        model = DCRec(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
+        # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
+        model.register_buffer("chosen", _flat(model).clone())
+        # As a whole number of the same bits: --precision bf16-true would round the figure, and so the choice.
+        model.register_buffer("chosen_figure", torch.tensor(-1.0, dtype=torch.float64).view(torch.int64))
+        return model
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
+
+    def settle(self, model: nn.Module, device: torch.device) -> bool:
+        # What is judged is the same after every epoch.
+        self._judges = {part: self._judge(part, device) for part in self.parts}
+        if compiles(device):
+            network: Any = model
+            network.compile_reading()
+        return self.static
+
+    def _judge(self, part: str, device: torch.device) -> _Judge:
+        rows, index = self.parts[part], self.judged[part]
+        packs = []
+        for some in torch.split(index, READ_AT_ONCE):
+            slots = _packed(rows.lengths[some], rows.items.shape[1] - 1)
+            packs.append((some.to(device), slots.to(device)))
+        return _Judge(packs, rows.targets[index].to(device), self.negatives[part][index].to(device))
+
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Numbers of samples, each at most once an epoch, the conformity weights that are expected, and
+        where the Transformer reads each history."""
+        lengths = self.samples[1]
+        order = torch.randperm(len(lengths), generator=generator)
+        size, longest = self.settings.batch_size, self.data.train.items.shape[1] - 1
+        # Nearly all batches need fewer items, so that nearly all have the same number of rows.
+        most = size * lengths.double().mean() + 4 * (size * lengths.double().var(correction=0)).sqrt()
+        for start in range(0, len(order) - size + 1, size):
+            index = order[start : start + size]
+            expected = self.settings.mean + 0.1 * torch.randn(size, generator=generator)
+            yield index, expected, _packed(lengths[index], longest, int(most))
+
+    def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
+        samples, expected, slots = batch
+        seen: Output = model(samples, slots=slots)
+        ids = seen.last if self.settings.ids else None
+        loss = catalogue_loss(seen.wanted, _vectors(model), seen.targets)
+        loss = loss + self.settings.divergence * divergence(seen.conformity, expected)
+        if self.settings.contrast:
+            loss = loss + self.settings.contrast * contrastive(seen, ids, link)
+        return Step(loss, observe_pairs(seen.sequence, seen.adjacent, link, ids=ids, anchors=64))
+
+    def follow(self, model: nn.Module) -> dict[str, float]:
+        """The figure that chooses the epoch; the weights of the best one so far are kept."""
+        public = self.settings.protocol == "public"
+        part, figure = ("test", "hr1") if public else ("train", "ndcg10")
+        found = figures(self._sampled(model, part, self._wanted(model, part)))[figure]
+        kept: Any = model
+        best = kept.chosen_figure.view(torch.float64)
+        if found > best:
+            kept.chosen.copy_(_flat(model))
+            best.fill_(found)
+        return {"choice": found}
+
+    def enough(self, curves: Mapping[str, list[float]]) -> bool:
+        figures_so_far = curves.get("choice", [])
+        if not figures_so_far:
+            return False
+        best = figures_so_far.index(max(figures_so_far))
+        return len(figures_so_far) - 1 - best >= self.settings.patience
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        kept: Any = model
+        weights = list(model.parameters())
+        sizes = [weight.numel() for weight in weights]
+        for weight, part in zip(weights, torch.split(kept.chosen, sizes), strict=True):
+            weight.copy_(part.view_as(weight))
+        return {**self._figures(model, "test"), "choice": kept.chosen_figure.view(torch.float64).item()}
+
+    def _figures(self, model: nn.Module, part: str) -> dict[str, float]:
+        """The metrics of the test rows, or of the training rows' targets, which are for validation."""
+        rows, judge, wanted = self.parts[part], self._judges[part], self._wanted(model, part)
+        found = []
+        chunks = zip(
+            *(torch.split(x, AT_ONCE) for x in (self.judged[part], wanted, judge.targets)), strict=True
+        )
+        for index, some, targets in chunks:
+            scores = some @ _vectors(model).T.to(some.dtype)
+            found.append(full_ranks(scores, targets, rows.seen(index).to(scores.device)))
+        full = figures(torch.cat(found))
+        sampled = figures(self._sampled(model, part, wanted))
+        return {**sampled, **{f"full_{name}": value for name, value in full.items()}}
+
+    def _wanted(self, model: nn.Module, part: str) -> Tensor:
+        """[N, width], what is wanted after each history of a part that is judged; evaluation mode."""
+        network: Any = model
+        walks = network.walks(part)
+        return torch.cat(
+            [model(index, part, slots, walks).wanted for index, slots in self._judges[part].packs]
+        )
+
+    def _sampled(self, model: nn.Module, part: str, wanted: Tensor) -> Tensor:
+        """[N], the ranks among the negatives."""
+        _, targets, negatives = self._judges[part]
+        chunks = zip(*(torch.split(x, READ_AT_ONCE) for x in (wanted, targets, negatives)), strict=True)
+        found = [sampled_ranks(some, _vectors(model), *compared) for some, *compared in chunks]
+        return torch.cat(found)
+
+
+def contrastive(seen: Output, ids: Tensor | None, link: Link) -> Tensor:
+    """mean of w InfoNCE(sequence, adjacent) + (max w - w) InfoNCE(adjacent, similar), w the conformity.
+
+    A key stands for its history's last item; histories that end with the same item have the same key, which
+    is a negative equal to the positive unless ``ids`` tell.
+    """
+    weight = seen.conformity
+    options: dict[str, Any] = {"ids": ids, "link": link, "reduction": "none"}
+    crowd = info_nce(seen.sequence, seen.adjacent, **options)
+    taste = info_nce(seen.adjacent, seen.similar, **options)
+    return (weight * crowd + (weight.max() - weight) * taste).mean()
+
+
+def _packed(lengths: Tensor, longest: int, most: int = 0) -> Tensor:
+    """Slots in rows of 64, the tiles of attention on a GPU, or of the next multiple of 8, as its mask needs
+    it; as many rows as ``most`` items fill, or a multiple of them."""
+    width = max(64, -(-longest // 8) * 8)
+    return packed(lengths, longest, width, rows=most // width + 1)
+
+
+def _vectors(model: nn.Module) -> Tensor:
+    network: Any = model
+    vectors: Tensor = network.vectors
+    return vectors
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+RECIPE = Recommendation

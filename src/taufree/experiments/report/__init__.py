@@ -1,0 +1,1 @@
+"""Tables, curves, galleries and the page of a sweep."""

@@ -1,0 +1,107 @@
+"""The figures of a trained encoder: a map of its features, whom it takes for neighbours, what for normal."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.manifold import TSNE
+
+from taufree.experiments.report.kept import THUMBNAIL, Arrays
+
+_GAP = 8
+_LINES = 2
+_WRONG = (209, 73, 91)
+_COLOURS = (
+    "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e",
+    "#5f6b76",
+)  # fmt: skip
+
+
+def map_figure(arrays: Arrays) -> go.Figure:
+    """t-SNE of the features' directions, a colour for each class."""
+    features = arrays["features"].astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True).clip(1e-12)
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    places = np.zeros((len(features), 2))
+    if perplexity:  # a single image has no others to be near to
+        places = TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(features)
+    fig = go.Figure()
+    for number, name in enumerate(arrays["classes"]):
+        mine = places[arrays["labels"] == number]
+        fig.add_scatter(
+            x=mine[:, 0].tolist(),
+            y=mine[:, 1].tolist(),
+            mode="markers",
+            marker={"size": 5, "opacity": 0.8, "color": _COLOURS[number % len(_COLOURS)]},
+            name=str(name),
+            hoverinfo="name",
+        )
+    fig.update_xaxes(showticklabels=False, zeroline=False)
+    fig.update_yaxes(showticklabels=False, zeroline=False)
+    fig.update_layout(height=600)
+    return fig
+
+
+def neighbour_figure(arrays: Arrays) -> go.Figure:
+    """A row for each query: its image, and its neighbours, those of another class in a red frame."""
+    labels = arrays["thumbnail_labels"]
+    count, across = labels.shape
+    cell = THUMBNAIL + _GAP
+    fig = _sheet(arrays["thumbnails"], labels != labels[:, :1], [_GAP if j else 0 for j in range(across)])
+    names = [str(arrays["classes"][label]) for label in labels[:, 0]]
+    fig.update_yaxes(
+        tickvals=[cell * (i + 0.5) for i in range(count)], ticktext=names, showgrid=False, zeroline=False
+    )
+    fig.update_xaxes(
+        tickvals=[cell / 2, cell * (across + 1) / 2],
+        ticktext=["query", "nearest training images"],
+        side="top",
+        showgrid=False,
+        zeroline=False,
+    )
+    fig.update_layout(height=cell * count + 90)
+    return fig
+
+
+def extreme_figure(arrays: Arrays) -> go.Figure:
+    """The highest scores, then the lowest, those on the wrong side in a red frame."""
+    images, anomalous = arrays["thumbnails"], arrays["anomalous"]
+    across = -(-anomalous.shape[1] // _LINES)
+    short = across * _LINES - anomalous.shape[1]
+    wrong = np.stack([~anomalous[0], anomalous[1]])
+    images = np.pad(images, ((0, 0), (0, short), (0, 0), (0, 0), (0, 0)), constant_values=255)
+    wrong = np.pad(wrong, ((0, 0), (0, short)))
+    fig = _sheet(images.reshape(-1, across, *images.shape[2:]), wrong.reshape(-1, across), [0] * across)
+    cell = THUMBNAIL + _GAP
+    fig.update_yaxes(
+        tickvals=[cell * _LINES / 2, cell * _LINES * 3 / 2],
+        ticktext=["highest<br>scores", "lowest<br>scores"],
+        showgrid=False,
+        zeroline=False,
+    )
+    fig.update_xaxes(showticklabels=False, showgrid=False, zeroline=False)
+    fig.update_layout(height=2 * cell * _LINES + 60)
+    return fig
+
+
+def _sheet(rows: NDArray[Any], framed: NDArray[Any], shifts: list[int]) -> go.Figure:
+    """Pictures [R, C, THUMBNAIL, THUMBNAIL, 3] in a grid, some framed, columns shifted to the right."""
+    count, across = framed.shape
+    cell = THUMBNAIL + _GAP
+    sheet = np.full((count * cell, across * cell + max(shifts), 3), 255, np.uint8)
+    for i in range(count):
+        for j in range(across):
+            top, left = i * cell + _GAP // 2, j * cell + _GAP // 2 + shifts[j]
+            if framed[i, j]:
+                sheet[top - 3 : top + THUMBNAIL + 3, left - 3 : left + THUMBNAIL + 3] = _WRONG
+            sheet[top : top + THUMBNAIL, left : left + THUMBNAIL] = rows[i, j]
+    packed = BytesIO()
+    Image.fromarray(sheet).save(packed, "png")
+    source = "data:image/png;base64," + base64.b64encode(packed.getvalue()).decode()
+    return go.Figure(go.Image(source=source, hoverinfo="skip"))

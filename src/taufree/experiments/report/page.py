@@ -1,0 +1,246 @@
+"""The training report: one page for a reader who has never heard of a temperature."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from taufree.experiments.link_names import describe
+from taufree.experiments.recipe import find_recipe
+from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature
+from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
+from taufree.experiments.report.kept import Arrays, load_arrays
+from taufree.experiments.report.statistics import best_temperature, free_against_best, spreads
+from taufree.experiments.sweep.results import Line
+from taufree.experiments.training.run import run_slug
+from taufree.util.html_page import Page
+
+MOST = 6  # metrics beside each other
+
+
+def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
+    found, metrics = spreads(lines), _metrics(lines)
+    best = {metric: best_temperature(lines, metric) for metric in metrics}
+    rows = []
+    for link, of_link in found.items():
+        leads = [metric for metric in metrics if best[metric] == link]
+        note = f"best tau: {', '.join(leads)}" if leads else ""
+        ended = {"calibrated": "ended like", "learnable": "ended at"}.get(link)
+        if link == "free":
+            note = "no temperature"
+        elif ended and (tau := final_temperature(lines, link)) is not None:
+            note = f"{ended} tau {tau:.3f}"
+        figures = {metric: str(of_link.get(metric, "-")) for metric in metrics}
+        seconds = [line["seconds"] for line in lines if line["link"] == link]
+        counts = {"seeds": str(len(seconds)), "seconds": f"{mean(seconds):.1f}"}
+        rows.append({"link": describe(link), **figures, **counts, "note": note})
+    return rows
+
+
+def result_table(lines: Sequence[Line]) -> tuple[list[dict[str, str]], set[int]]:
+    """:func:`table_rows` as it is shown, and the rows to stress: free and the best temperatures.
+
+    Where the metrics are too many to stand beside each other, links have the columns, without notes.
+    """
+    rows = table_rows(lines)
+    if len(_metrics(lines)) <= MOST:
+        return rows, {i for i, row in enumerate(rows) if row["link"] == "free" or "best tau" in row["note"]}
+    names = [name for name in rows[0] if name not in ("link", "note")]
+    return [{"metric": name, **{row["link"]: row[name] for row in rows}} for name in names], set()
+
+
+def _metrics(lines: Sequence[Line]) -> list[str]:
+    """Those that any line has."""
+    return list(dict.fromkeys(metric for line in lines for metric in line["metrics"]))
+
+
+def write_report(lines: Sequence[Line], path: Path) -> Path:
+    """Write the page of one sweep (one recipe, one choice of settings) and return its path."""
+    recipe = find_recipe(lines[0]["recipe"])
+    links = len({line["link"] for line in lines})
+    page = Page(
+        f"With and without a temperature: {recipe.title}",
+        f"The same network, trained with {links} different ways to turn a similarity into a score, "
+        "everything else being equal."
+        if links > 1
+        else "A network, trained with one way to turn a similarity into a score.",
+    )
+    page.text(
+        f"{recipe.task} "
+        "Similarity is the cosine of the two vectors, between -1 and 1. Before the loss compares the "
+        "pairs, a link turns each cosine into a score. The usual link divides by a temperature tau, a "
+        "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
+        "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, "
+        "the calibrated one stretches the free link by a gain that it measures on the negative pairs."
+    )
+    rows, stressed = result_table(lines)
+    page.heading("Results")
+    page.table(
+        rows,
+        id="results",
+        highlight=stressed,
+        caption="Mean ± standard deviation over seeds, higher is better; seconds are those of a run. "
+        + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
+    )
+    if gaps := free_against_best(lines):
+        page.text(
+            "Each seed starts every link from the same weights and shows it the same data in the same "
+            "order, so links are compared seed by seed. Free minus the best temperature:"
+        )
+        page.bullets([str(gap) for gap in gaps])
+        page.text(
+            "The best temperature was picked after the fact from the same figures, which favours it a "
+            "little; the free link was not picked. An interval that holds 0 means that these seeds cannot "
+            "tell the two apart; more seeds make it narrower."
+        )
+    metrics = [metric for metric in recipe.metrics if metric in _metrics(lines)]
+    _accuracy(page, lines, metrics)
+    _training(page, lines, metrics)
+    _cosines(page, lines)
+    _embeddings(page, lines, next(iter(recipe.metrics)), path.parent / "embeddings")
+    page.heading("How this was made")
+    page.table(
+        _facts(lines[-1]), id="facts", caption="Settings, software and machine of the newest run shown here."
+    )
+    return page.write(path)
+
+
+def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
+    if {line["link"] for line in lines} == {"free"}:  # a line across, with nothing to compare it with
+        return
+    page.heading("How much the temperature matters")
+    for metric in metrics:
+        page.figure(
+            accuracy_figure(lines, metric),
+            id=f"accuracy-{metric}",
+            caption=f"{metric} by temperature, bars of one standard deviation. The line across is the free "
+            "link, which has no temperature: below it a temperature did worse, above it better. "
+            "A diamond is a link that found its own, or has another gain, drawn at the temperature that it "
+            "ended with for unrelated pairs, whose cosines are near 0.",
+        )
+
+
+def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
+    page.heading("What happened during training")
+
+    def draw(curves: dict[str, str], title: str, id: str, caption: str, log: bool = False) -> None:
+        """What lines have of it: one that another version of a recipe wrote may lack a curve."""
+        figure = curve_figure(lines, curves, title, log=log)
+        if figure.data:
+            page.figure(figure, id=id, caption=caption)
+
+    for metric in metrics:
+        draw(
+            {metric: "solid"},
+            metric,
+            id=f"curve-{metric}",
+            caption=f"{metric} after each epoch, the mean over seeds.",
+        )
+    draw(
+        {"loss": "solid"},
+        "loss",
+        id="loss",
+        caption="Mean loss of each epoch. Each link has a scale of its own: compare shapes, not heights.",
+    )
+    draw(
+        {"positive_cosine": "solid", "negative_cosine": "dot"},
+        "mean cosine",
+        id="cosines",
+        caption="Mean cosine of positive pairs (solid) and negative pairs (dotted). Where both are near 1, "
+        "all vectors point much the same way; training pulls negatives down towards 0 (unrelated) and keeps "
+        "positives up.",
+    )
+    draw(
+        {"effective_dimension": "solid"},
+        "effective dimension",
+        log=True,
+        id="effective-dimension",
+        caption="In how many dimensions random vectors would be as far from orthogonal as the negative "
+        "pairs are: 1 / (mean squared cosine). 1 means that all vectors lie on a line.",
+    )
+    draw(
+        {"gradient_scale": "solid"},
+        "gradient scale",
+        log=True,
+        id="gradient-scale",
+        caption="How hard the loss pulls on the cosines of a batch: the sum of |d loss / d cosine| over "
+        "all pairs of an example, the mean over examples. A temperature pulls with 2/tau until the "
+        "positive pair is clearly ahead of the negative ones; the free link pulls harder on pairs "
+        "whose cosine is near 1 or -1.",
+    )
+
+
+def _cosines(page: Page, lines: Sequence[Line]) -> None:
+    figure = cosine_figure(lines)
+    if not figure.data:
+        return
+    candidates = next((n for line in lines if (n := line["curves"].get("candidates"))), None)
+    others = "others" if candidates is None else f"other {candidates - 1} candidates"
+    page.heading("Where the cosines ended, and what the loss would still do there")
+    page.figure(
+        figure,
+        id="histogram",
+        caption="Bars: cosines of positive and negative pairs in the last epoch, in % of their kind. "
+        "Black: the gradient scale in the paper's scenario, one positive pair at cosine C and all "
+        f"{others} at -C, read at C on the horizontal axis. There, a curve "
+        "that is down at zero before C reaches 1 stops learning early, and one that is still high "
+        "at 1 keeps pulling on pairs that are already perfect. Real negatives are not all at -C: "
+        "those that lie among the positives keep the pull alive, as the measured curve above "
+        "shows. A link of your own has its bars alone.",
+    )
+
+
+def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) -> None:
+    """The free link and the best temperature, if their first seed left something to show."""
+    shown = {}
+    for line in lines:
+        if line["seed"] == 0 and line["link"] in ("free", best_temperature(lines, metric)):
+            slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
+            if arrays := load_arrays(folder / f"{slug}.npz"):
+                shown[line["link"]] = arrays
+    if not shown:
+        return
+    if all("anomalous" in arrays for arrays in shown.values()):
+        _extremes(page, shown)
+        return
+    page.heading("What the network takes for alike")
+    page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            map_figure(arrays),
+            id=f"map-{number}",
+            caption=f"{describe(link)}: features of {len(arrays['labels'])} validation images, laid out by "
+            "t-SNE, which keeps near what is near; distances between groups mean little. The network saw no "
+            "label: colours were added for this picture.",
+        )
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            neighbour_figure(arrays),
+            id=f"neighbours-{number}",
+            caption=f"{describe(link)}: validation images, and the training images whose features are "
+            "nearest to theirs. A red frame is another class.",
+        )
+
+
+def _extremes(page: Page, shown: Mapping[str, Arrays]) -> None:
+    page.heading("What the network takes for normal")
+    page.text("The networks of the first seed. Every test image's score is in a file of the folder scores.")
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            extreme_figure(arrays),
+            id=f"extremes-{number}",
+            caption=f"{describe(link)}: the test images with the highest scores, the most anomalous, and "
+            "those with the lowest. A red frame is on the wrong side: a normal image above, another below.",
+        )
+
+
+def _facts(line: Line) -> list[dict[str, str]]:
+    groups = ("settings", "versions", "hardware")
+    return [
+        {"what": name, "value": value if isinstance(value, str) else json.dumps(value)}
+        for group in groups
+        for name, value in line[group].items()
+    ]

@@ -1,0 +1,1 @@
+"""Many runs: every link with every seed."""

@@ -1,0 +1,180 @@
+"""Every link with every seed, with a progress bar, each result on the disk as soon as it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from taufree import distributed
+from taufree.experiments.link_names import describe
+from taufree.experiments.sweep.local import Event, work
+from taufree.experiments.sweep.results import Line, Results, line_key
+from taufree.experiments.training import ranks
+from taufree.experiments.training.checkpoint import Checkpoint
+from taufree.experiments.training.run import BadInputError, Run, run_key
+
+
+@dataclass
+class Outcome:
+    """What a sweep has come to.
+
+    Attributes:
+        lines: the lines of the runs asked for, and of other links and seeds with the same settings.
+        done: how many of the runs asked for are in the results.
+        failed: the runs that could not be finished, with the reason.
+        interrupted: whether Ctrl-C ended the sweep early.
+    """
+
+    lines: list[Line]
+    done: int
+    failed: dict[Run, str]
+    interrupted: bool
+
+
+def sweep(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    jobs: int = 1,
+    console: Console,
+    every: float = 30.0,
+    tell: Callable[[Line], None] = lambda line: None,
+) -> Outcome:
+    """Do the runs that are not in ``out/results.jsonl`` yet; other ranks than the first only help with them.
+
+    Args:
+        runs: of any recipes and settings; workers go on from one to the next.
+        out: the folder of the results and, until a run is done, of its checkpoint.
+        jobs: how many runs train at the same time; they share the cores evenly.
+        console: where progress and warnings are shown.
+        every: seconds between checkpoints.
+        tell: called with each run's line as soon as it is there.
+    """
+    if ranks.rank():
+        return _help(runs, out / "checkpoints", every)
+    failed: dict[Run, str] = {}
+    interrupted = False
+    with Results(
+        out, lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
+    ) as results:
+        there = {line_key(line) for line in results.read()}
+        missing = [run for run in runs if run.key not in there]
+        if ranks.world() > 1:
+            distributed.from_first(json.dumps([run.key for run in missing]))
+        if there_already := len(runs) - len(missing):
+            console.print(
+                f"{there_already} of {len(runs)} runs are already in {results.path}; "
+                "they are not run again, even if the data have changed.",
+                markup=False,
+                soft_wrap=True,
+            )
+        checkpoints = out / "checkpoints"
+        events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
+        try:
+            # closing() stops the workers before the lock is given back.
+            with contextlib.closing(events), Display(missing, console) as display:
+                for event in events:
+                    if event.kind == "refused":
+                        raise BadInputError(event.value)
+                    if event.kind == "done":
+                        results.append(event.value)
+                        tell(event.value)
+                        Checkpoint(checkpoints / event.run.slug).remove()
+                    if event.kind in ("failed", "broken"):
+                        failed[event.run] = event.value
+                    display.show(event)
+        except KeyboardInterrupt:
+            interrupted = True
+        if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+            shutil.rmtree(checkpoints)
+        kinds = {run_key(run.recipe, "", 0, run.recorded_settings) for run in runs}
+        lines = [line for line in results.read() if run_key(line["recipe"], "", 0, line["settings"]) in kinds]
+    asked = {run.key for run in runs}
+    return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted)
+
+
+def _help(runs: Sequence[Run], checkpoints: Path, every: float) -> Outcome:
+    """Another rank's part of the runs that the first one says are missing."""
+    missing = set(json.loads(distributed.from_first()))
+    events = work([run for run in runs if run.key in missing], checkpoints, 1, every)
+    outcome = Outcome([], 0, {}, False)
+    try:
+        with contextlib.closing(events):
+            for event in events:
+                if event.kind == "refused":
+                    raise BadInputError(event.value)
+                if event.kind == "broken":
+                    outcome.failed[event.run] = event.value
+                    print(f"rank {ranks.rank()} failed: {event.value}", file=sys.stderr)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    return outcome
+
+
+class Display:
+    """One bar for the sweep, one line for each run under way, and one that stays for each run done."""
+
+    def __init__(self, runs: Sequence[Run], console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._all = self._progress.add_task(
+            "all runs, epochs", total=sum(run.settings.epochs for run in runs)
+        )
+        self._tasks: dict[Run, TaskID] = {}
+        self._epochs: dict[Run, int] = {}
+        self._noted: set[str] = set()
+        self._hide = not runs
+
+    def __enter__(self) -> Display:
+        if not self._hide:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, event: Event) -> None:
+        """Bring the display up to date."""
+        run, name = event.run, f"{describe(event.run.link)}, seed {event.run.seed}"
+        if event.kind == "begun":
+            self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
+        elif event.kind == "note":
+            if event.value not in self._noted:  # every run reads the data
+                self._noted.add(event.value)
+                self._progress.console.print(event.value, style="yellow", markup=False, soft_wrap=True)
+        elif event.kind == "epoch":
+            epoch, loss = event.value
+            self._advance(run, epoch)
+            self._progress.update(self._tasks[run], completed=epoch, description=f"{name}: loss {loss:.3f}")
+        else:
+            self._advance(run, run.settings.epochs)
+            self._progress.remove_task(self._tasks.pop(run))
+            if event.kind == "done":
+                figures = ", ".join(
+                    f"{metric} {value:.2f}" for metric, value in event.value["metrics"].items()
+                )
+                self._progress.console.print(
+                    f"{name}: {figures} ({event.value['seconds']:.1f} s)", highlight=False, soft_wrap=True
+                )
+            else:
+                self._progress.console.print(
+                    f"{name} failed: {event.value}", style="red", markup=False, soft_wrap=True
+                )
+
+    def _advance(self, run: Run, epoch: int) -> None:
+        self._progress.advance(self._all, epoch - self._epochs.get(run, 0))
+        self._epochs[run] = epoch

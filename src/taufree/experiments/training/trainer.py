@@ -1,0 +1,310 @@
+"""Train one run of any recipe, from its beginning or from its last checkpoint, and give its result.
+
+Seeds are paired: the initial weights, the batches and the views depend on the seed alone, never on the link.
+All generators are seeded anew by (seed, epoch) when an epoch begins, so the random state is a function of the
+progress: a run that goes on from a checkpoint does on the CPU bit for bit what it would have done anyway.
+Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.training.ranks`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import math
+import random
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from taufree import Link
+from taufree.backends.numerics import float32_products
+from taufree.experiments.evaluation.pair_statistics import Observation, Tally, temperature_at_zero
+from taufree.experiments.link_names import make_link
+from taufree.experiments.recipe import Recipe, find_recipe
+from taufree.experiments.report.kept import save_arrays
+from taufree.experiments.training import ranks
+from taufree.experiments.training.batch_norm import synchronised
+from taufree.experiments.training.checkpoint import Checkpoint
+from taufree.experiments.training.recorded import Replayed
+from taufree.experiments.training.run import BadInputError, Run
+from taufree.util.files import write_whole
+from taufree.util.machine import hardware, hush, versions
+
+CURVES = (
+    "loss",
+    "positive_cosine",
+    "negative_cosine",
+    "gradient_scale",
+    "effective_dimension",
+    "temperature_at_zero",
+)
+
+
+def train(
+    run: Run,
+    checkpoints: Path,
+    *,
+    every: float = 30.0,
+    watch: Callable[[int, float], None] = lambda epoch, loss: None,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """Train and evaluate one run, and return its line of the results.
+
+    Args:
+        run: what to train.
+        checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
+            Beside it, in ``embeddings``, goes what the recipe keeps for the report, and in ``scores`` what
+            it finds out about single examples.
+        every: seconds between two checkpoints at least; they are written between epochs.
+        watch: called after each epoch with the number of epochs done and the epoch's mean loss.
+        note: called with each sentence that the recipe has for the user.
+    """
+    started = time.monotonic()
+    # The run before hangs in a cycle, with all that it has on the device; the garbage collector, which knows
+    # nothing of that, would let many of them come together.
+    gc.collect()
+    recipe = find_recipe(run.recipe)(run.settings)
+    try:
+        recipe.load(run.data)
+    except (ValueError, OSError) as error:
+        raise BadInputError(str(error)) from error
+    for sentence in recipe.notes:
+        note(sentence)
+    training = Training(run, recipe)
+    checkpoint = Checkpoint(checkpoints / run.slug)
+    if wrong := training.restore(checkpoint):
+        note(f"{checkpoint.path} is damaged or of other data ({wrong}); the run begins anew.")
+        training = Training(run, recipe)
+    started -= training.seconds
+    saved = time.monotonic()
+    while training.epoch < run.settings.epochs and not recipe.enough(training.curves):
+        loss = training.train_epoch()
+        training.seconds = time.monotonic() - started
+        # The last epoch is always kept, as an evaluation may be long.
+        if time.monotonic() - saved >= every or training.epoch == run.settings.epochs:
+            training.save(checkpoint)
+            saved = time.monotonic()
+        watch(training.epoch, loss)
+    metrics = training.evaluate()
+    try:
+        training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
+        training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
+    except OSError as error:
+        raise BadInputError(f"--out {checkpoints.parent} cannot be written to: {error.strerror}.") from error
+    return {
+        "recipe": run.recipe,
+        "link": run.link,
+        "seed": run.seed,
+        "settings": run.recorded_settings,
+        "metrics": metrics,
+        "seconds": round(time.monotonic() - started, 3),
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "hardware": {**hardware(training.fabric.device), "ranks": ranks.world()},
+        "curves": training.curves,
+    }
+
+
+class Training:
+    """Model, link and optimizer of one run, and how far they have come."""
+
+    def __init__(self, run: Run, recipe: Recipe) -> None:
+        hush()
+        self.run, self.recipe = run, recipe
+        self.fabric = _fabric(run)
+        self.fabric.launch()
+        seed_everything(run.seed, "weights")
+        several = ranks.world() > 1
+        self.weights = synchronised(recipe.model(), self.fabric.device) if several else recipe.model()
+        self.link: Link = make_link(run.link).to(self.fabric.device)
+        optimizer = recipe.optimizer(self.weights)
+        if learned := list(self.link.parameters()):
+            optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
+        self.scheduler = recipe.scheduler(optimizer)
+        # A recipe knows no device: whatever it gives to the model is moved where the model is.
+        self.weights.register_forward_pre_hook(self._to_device, with_kwargs=True)
+        self.model, self.optimizer = self.fabric.setup(self.weights, optimizer)
+        self.epoch, self.seconds = 0, 0.0
+        self.curves: dict[str, Any] = {name: [] for name in CURVES}
+        # float16's changing scale of the loss would not find its way into a recording.
+        still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
+        # Nor would what ranks tell each other of their sizes.
+        self._replayed = still and self.fabric.device.type == "cuda" and not several
+        self.tf32 = recipe.tf32 and self.fabric.device.type == "cuda"
+        self._step = Replayed(self._advance) if self._replayed else self._advance
+        self._fit(self.optimizer.param_groups)
+        self.model.eval()
+        with torch.no_grad():
+            recipe.begin(self.model)
+
+    def train_epoch(self) -> float:
+        """One pass over the batches; returns the mean loss."""
+        generator = torch.Generator().manual_seed(seed_everything(self.run.seed, "epoch", self.epoch))
+        self.model.train()
+        last = self.recipe.stops_early or self.epoch + 1 == self.run.settings.epochs
+        rows: list[Tensor] = []
+        tally = Tally()
+        for batch in self.recipe.batches(self.epoch, generator):
+            if ranks.world() > 1:
+                batch = ranks.own_rows(batch, ranks.rank(), ranks.world())
+            with self.products():
+                row, seen = self._step(self.fabric.to_device(batch))
+            if self.scheduler is not None:
+                self.scheduler.step()
+            rows.append(row.clone())
+            if last:
+                tally.add(seen)
+        means: list[float] = torch.stack(rows).mean(0).tolist()
+        # 0 where all rows are zero, whose cosines are too.
+        values = [*means[:-1], 1 / means[-1] if means[-1] else 0.0, temperature_at_zero(self.link)]
+        for name, value in zip(CURVES, values, strict=True):
+            if not math.isfinite(value):
+                what = name.replace("_", " ")
+                raise FloatingPointError(f"the {what} became {value} in epoch {self.epoch + 1}.")
+            self.curves[name].append(value)
+        if last:
+            self.curves.update(tally.result())
+        self.epoch += 1
+        if self.epoch % self.recipe.follow_every == 0:
+            for name, value in self._judged(self.recipe.follow).items():
+                self.curves.setdefault(name, []).append(value)
+        return values[0]
+
+    def products(self) -> AbstractContextManager[None]:
+        """Float32 matrix products as the recipe wants them."""
+        return float32_products("high") if self.tf32 else nullcontext()
+
+    def _advance(self, batch: Any) -> tuple[Tensor, Observation]:
+        """One step of training: loss, mean positive and negative cosine, gradient scale and mean squared
+        negative cosine, [5], and all that was observed."""
+        step = self.recipe.step(self.model, batch, self.link)
+        self.optimizer.zero_grad()
+        self.fabric.backward(step.loss)
+        if ranks.world() > 1:  # DDP averages the gradients of the model alone
+            for parameter in self.link.parameters():
+                parameter.grad = self.fabric.all_reduce(parameter.grad)
+        self.optimizer.step()
+        seen = step.observation
+        square = seen.negative.square().mean()
+        row = (step.loss, seen.positive.mean(), seen.negative.mean(), seen.gradient_scale, square)
+        return torch.stack([value.detach().double() for value in row]), seen
+
+    def evaluate(self) -> dict[str, float]:
+        """The recipe's metrics of the model as it is now, and the best epoch of each that was followed."""
+        seed_everything(self.run.seed, "evaluation")
+        found = self._judged(self.recipe.evaluate)
+        best = {f"best_{name}": max([now, *self.curves.get(name, [])]) for name, now in found.items()}
+        return {name: {**found, **best}[name] for name in self.recipe.metrics}
+
+    @torch.no_grad()
+    def _judged(self, judge: Callable[[nn.Module], dict[str, float]]) -> dict[str, float]:
+        self.model.eval()
+        with self.products():
+            figures = {name: float(value) for name, value in judge(self.model).items()}
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name} became {value} after {self.epoch} epochs.")
+        return figures
+
+    @torch.no_grad()
+    def keep(self, path: Path) -> None:
+        """Write what the recipe keeps of the trained model, if anything; the report shows the first seed."""
+        self.model.eval()
+        if self.run.seed == 0 and (arrays := self.recipe.keep(self.model)) and self.fabric.is_global_zero:
+            save_arrays(path, arrays)
+
+    @torch.no_grad()
+    def list_scores(self, path: Path) -> None:
+        """Write a line for each example that the recipe scores, if it scores any."""
+        self.model.eval()
+        if (rows := self.recipe.scores(self.model)) and self.fabric.is_global_zero:
+            write_whole(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write all that :meth:`restore` needs; rank 0 does."""
+        if not self.fabric.is_global_zero:
+            return
+        state = {"epoch": self.epoch, "seconds": self.seconds, "curves": self.curves}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        checkpoint.save(self.epoch, self.weights, {**state, "parts": parts})
+
+    def restore(self, checkpoint: Checkpoint) -> str:
+        """Go on from the newest checkpoint, if there is one; returns what is wrong with it, if anything.
+
+        What is wrong is the same on all ranks, and this object is then of no more use.
+        """
+        # The folder may be on the machine of rank 0 alone.
+        state, wrong = self.fabric.broadcast(self._read(checkpoint))
+        if state is None:
+            return str(wrong)
+        try:
+            self.weights.load_state_dict(state["weights"])
+            self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
+            self._fit(state["parts"]["optimizer"]["param_groups"])
+            for name, part in self._parts().items():
+                part.load_state_dict(state["parts"][name])
+        except Exception as error:  # another version's state can raise anything
+            return type(error).__name__
+        return ""
+
+    def _read(self, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, str]:
+        """The newest state, with the weights, and what is wrong with it; other ranks than 0 read nothing."""
+        try:
+            state = checkpoint.load(self.weights) if self.fabric.is_global_zero else None
+        except Exception as error:  # a damaged file can raise anything
+            return None, type(error).__name__
+        if state is not None:
+            state["weights"] = {name: value.cpu() for name, value in self.weights.state_dict().items()}
+        return state, ""
+
+    def _fit(self, groups: list[dict[str, Any]]) -> None:
+        """Give an optimizer's groups what belongs to the device, and not to the run, which may change it."""
+        for group in groups:
+            if "capturable" in group:
+                group["capturable"] = self._replayed
+            if self.scheduler is not None:
+                rate = float(group["lr"])
+                # A recording reads the learning rate from where it was; a schedule changes it in place there.
+                group["lr"] = torch.tensor(rate, device=self.fabric.device) if self._replayed else rate
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"optimizer": self.optimizer, "link": self.link, "precision": self.fabric.strategy.precision}
+        return parts if self.scheduler is None else {**parts, "scheduler": self.scheduler}
+
+    def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return self.fabric.to_device(args), self.fabric.to_device(kwargs)
+
+
+def _fabric(run: Run) -> Fabric:
+    """One device, or this rank under DDP: gloo on CPUs, NCCL on GPUs."""
+    if ranks.world() == 1:
+        return Fabric(accelerator=run.device, devices=1, precision=run.precision)
+    return Fabric(
+        accelerator=run.device,
+        devices=ranks.here(),
+        num_nodes=ranks.world() // ranks.here(),
+        strategy="ddp",
+        precision=run.precision,
+    )
+
+
+def seed_everything(seed: int, *part: str | int) -> int:
+    """Seed all global generators for one part of a run, and return the number they were seeded with.
+
+    >>> seed_everything(0, "epoch", 1) == seed_everything(0, "epoch", 1) != seed_everything(0, "epoch", 2)
+    True
+    """
+    entropy = [seed, *(int.from_bytes(str(word).encode(), "big") for word in part)]
+    mixed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed % 2**32)
+    return mixed

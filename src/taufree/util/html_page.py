@@ -1,0 +1,173 @@
+"""One self-contained HTML page: text, tables and Plotly figures that open offline, on a desk or a phone.
+
+Every string given to a `Page` is escaped, so file names and labels may hold any character. Plotly's
+script is written into the page once, so the page needs no network: a report must still open years later,
+or on a cluster without internet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from taufree.util.files import write_whole
+from taufree.util.optional import extra
+
+with extra("cli"):
+    import plotly.graph_objects as go
+    from plotly.offline import get_plotlyjs
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_CSS = f"""
+*{{box-sizing:border-box}}
+body{{margin:0;background:#fff;color:#1f2933;font:16px/1.55 {_FONT}}}
+main{{max-width:960px;margin:0 auto;padding:28px 20px 64px;overflow-wrap:break-word}}
+h1{{font-size:1.75rem;line-height:1.2;margin:0 0 .5rem}}
+h2{{font-size:1.25rem;line-height:1.3;margin:2.4rem 0 .6rem}}
+p,ul{{margin:.6rem 0;max-width:46rem}}
+ul{{padding-left:1.25rem}}
+li{{margin:.35rem 0}}
+.lead{{font-size:1.1rem;color:#3e4c59}}
+.scroll{{overflow-x:auto;margin:0 0 .5rem;border:1px solid #d9e2ec;border-radius:6px;
+background:linear-gradient(to left,#fff 12px,#fff0) right/24px 100% no-repeat local,
+linear-gradient(to left,#1f293340,#1f293300) right/14px 100% no-repeat}}
+table{{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}}
+figcaption{{font-size:.88rem;color:#52606d}}
+th,td{{padding:.45rem .6rem;text-align:left;border-bottom:1px solid #e4e7eb;vertical-align:top}}
+th{{background:#1f29330b;font-weight:600;min-width:3rem;vertical-align:bottom}}
+th:first-child{{min-width:7rem}}
+.number{{text-align:right}}
+td.number{{white-space:nowrap}}
+tr.highlight td{{background:#ffbf001f;font-weight:600}}
+figure{{margin:1rem 0}}
+@media(max-width:600px){{main{{padding:18px 14px 48px}}h1{{font-size:1.45rem}}th,td{{padding:.4rem .5rem}}}}
+"""
+_NUMBER = re.compile(r"[-+\u2212]?[\d.]")
+
+
+class Page:
+    """A page that grows from top to bottom and is then written in one go.
+
+    Args:
+        title: the page's heading and the browser tab's name.
+        lead: one or two sentences below the heading that say what the page answers.
+
+    Example:
+        >>> page = Page("A report", "Two rows.")
+        >>> page.heading("Results")
+        >>> page.table([{"link": "free", "kNN": "69.1"}, {"link": "0.5", "kNN": "65.1"}], id="results")
+    """
+
+    def __init__(self, title: str, lead: str) -> None:
+        self._title = escape(title)
+        self._blocks = [f"<h1>{self._title}</h1>", f'<p class="lead">{escape(lead)}</p>']
+        self._ids: set[str] = set()
+        self._has_figure = False
+
+    def heading(self, text: str) -> None:
+        """Start a section."""
+        self._blocks.append(f"<h2>{escape(text)}</h2>")
+
+    def text(self, text: str) -> None:
+        """Add a paragraph."""
+        self._blocks.append(f"<p>{escape(text)}</p>")
+
+    def bullets(self, lines: Sequence[str]) -> None:
+        """Add a list, one line an entry."""
+        self._blocks.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")
+
+    def table(
+        self,
+        rows: Sequence[Mapping[str, str]],
+        *,
+        id: str,
+        highlight: Collection[int] = frozenset(),
+        caption: str = "",
+    ) -> None:
+        """Add a table that scrolls within its own box, shaded at the right, where the screen is narrower.
+
+        Args:
+            rows: one mapping of column name to text per row; the columns stand in the order in which they
+                first appear, a missing one is an empty cell, a column of numbers is set flush right.
+            id: the table's id in the page.
+            highlight: the numbers of the rows to stress, counted from 0.
+            caption: a sentence below the table.
+        """
+        self._claim(id)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        numeric = {name for name in columns if all(_NUMBER.match(row.get(name) or "0") for row in rows)}
+
+        def cells(tag: str, texts: Mapping[str, str]) -> str:
+            return "".join(
+                f"<{tag}{' class=number' if name in numeric else ''}>{escape(texts.get(name, ''))}</{tag}>"
+                for name in columns
+            )
+
+        body = "".join(
+            f"<tr{' class=highlight' if number in highlight else ''}>{cells('td', row)}</tr>"
+            for number, row in enumerate(rows)
+        )
+        self._blocks.append(
+            f'<figure><div class="scroll"><table id="{escape(id)}">'
+            f"<thead><tr>{cells('th', {name: name for name in columns})}</tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
+            + (f"<figcaption>{escape(caption)}</figcaption></figure>" if caption else "</figure>")
+        )
+
+    def figure(self, fig: go.Figure, *, id: str, caption: str) -> None:
+        """Add an interactive figure that follows the screen's width, its legend below the plot.
+
+        Args:
+            fig: a Plotly figure; it is copied, and the copy gets the page's fonts, margins and legend.
+            id: the id of the figure's div.
+            caption: what the figure shows and how to read it.
+        """
+        self._claim(id)
+        fig = go.Figure(fig)
+        height = fig.layout.height or 460
+        fig.update_layout(
+            template="plotly_white",
+            autosize=True,
+            width=None,
+            height=height,
+            font={"family": _FONT, "size": 13},
+            margin={"l": 8, "r": 12, "t": 40 if fig.layout.title.text else 16, "b": 8},
+            legend={
+                "orientation": "h",
+                "font": {"size": 12},
+                "x": 0,
+                "xanchor": "left",
+                "y": -0.2 * 460 / height,  # of the plot's height: the same distance for all
+                "yanchor": "top",
+                "title": None,
+            },
+        )
+        fig.update_xaxes(automargin=True, title_standoff=8, ticklabelstandoff=4)  # off the other axis's 0
+        fig.update_yaxes(automargin=True, title_standoff=8)
+        drawing = fig.to_html(
+            full_html=False,
+            include_plotlyjs=False,
+            div_id=id,
+            default_width="100%",
+            config={"responsive": True, "displayModeBar": False},
+        )
+        self._blocks.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>")
+        self._has_figure = True
+
+    def write(self, path: Path) -> Path:
+        """Write the page to `path`, whole or not at all, and return `path`; missing folders are made."""
+        script = f"<script>{get_plotlyjs()}</script>" if self._has_figure else ""
+        html = (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<link rel="icon" href="data:,"><title>{self._title}</title><style>{_CSS}</style>{script}'
+            f"</head><body><main>\n" + "\n".join(self._blocks) + "\n</main></body></html>\n"
+        )
+        return write_whole(path, html)
+
+    def _claim(self, id: str) -> None:
+        if not re.fullmatch(r"[A-Za-z][\w-]*", id) or id in self._ids:
+            raise ValueError(f"id must be a word that this page does not use yet, got {id!r}")
+        self._ids.add(id)

@@ -1,0 +1,376 @@
+"""The tiled backend: memory, derivatives, and what must not disturb it."""
+
+import weakref
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from taufree import InfoNCE, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree.backends.blockwise import engine as blockwise
+from taufree.backends.blockwise.tiles import keep_freed_memory
+from taufree.backends.numerics import float32_products
+from tests.support.largest import Largest
+
+
+def rows(n, d=8, seed=0, dtype=torch.float32):
+    return torch.randn(n, d, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("link", [LogOdds(), Temperature(0.1)], ids=repr)
+def test_no_tensor_grows_with_the_square_of_the_batch(link, monkeypatch):
+    monkeypatch.setattr(blockwise, "TILE", 32)
+    monkeypatch.setattr(blockwise, "KEPT", 0)
+    keep_freed_memory()  # once per process: it asks for memory that is never used
+    n, d = 160, 4
+    a, b = rows(n, d).requires_grad_(), rows(n, d, seed=1).requires_grad_()
+    ids = torch.arange(n) // 2
+    for loss in (
+        lambda: info_nce(a, b, ids=ids, link=link, backend="blockwise"),
+        lambda: info_nce(a, b, symmetric=True, link=link, backend="blockwise"),
+        lambda: info_nce(a, b, b.detach(), in_batch=True, link=link, reduction="none", backend="blockwise"),
+        lambda: nt_xent(a, b, link=link, backend="blockwise"),
+        lambda: sup_con(a, ids, link=link, backend="blockwise"),
+    ):
+        with Largest() as largest:
+            loss().sum().backward()
+        assert largest.numel <= max(2 * n * d, 2 * 64 * 32)  # the masks of a tile, one for the ids
+
+
+def test_the_symmetric_matrix_is_computed_once(monkeypatch):
+    """NT-Xent visits the tiles on and above the diagonal; both directions of a pair share theirs."""
+    monkeypatch.setattr(blockwise, "TILE", 16)
+    monkeypatch.setattr(blockwise, "KEPT", 0)
+    seen = []
+    original = blockwise._Engine._tile
+    monkeypatch.setattr(
+        blockwise._Engine, "_tile", lambda self, *args: (seen.append(1), original(self, *args))[1]
+    )
+    nt_xent(rows(32), rows(32, seed=1), backend="blockwise")
+    assert len(seen) == 10  # 4 x 4 tiles, 10 of them on or above the diagonal
+    seen.clear()
+    info_nce(rows(64), rows(64, seed=1), symmetric=True, backend="blockwise")
+    assert len(seen) == 16
+
+
+@pytest.mark.parametrize(
+    "link", [LogOdds(), LogOdds(gain=2.0), Temperature(0.5), LearnableTemperature(0.5)], ids=repr
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_derivatives(link, reduction, monkeypatch):
+    monkeypatch.setattr(blockwise, "TILE", 3)
+    options = {"link": link, "reduction": reduction, "backend": "blockwise"}
+    labels = torch.tensor([0, 1, 0, 1, 1])
+    a, b, c = (rows(5, 3, seed, torch.float64).requires_grad_() for seed in range(3))
+    own = torch.stack([b, c], 1).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: info_nce(a, b, symmetric=True, **options), (a, b))
+    assert torch.autograd.gradcheck(lambda a, b, c: info_nce(a, b, c, **options), (a, b, c))
+    assert torch.autograd.gradcheck(lambda a, b, c: info_nce(a, b, c, in_batch=True, **options), (a, b, own))
+    assert torch.autograd.gradcheck(lambda a, b: nt_xent(a, b, ids=labels, **options), (a, b))
+    assert torch.autograd.gradcheck(lambda a: sup_con(a, labels, **options), (a,))
+
+
+@pytest.mark.parametrize("link", [Temperature(0.01), LogOdds(gain=20.0)], ids=repr)
+def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
+    """It has no gradient of its own, whatever exp(logit) is: 100 and more is beyond float32."""
+    a = rows(3)[[0, 1, 2, 0]].requires_grad_()  # the last label is on no other row
+    labels = torch.tensor([0, 0, 1, 2])
+    losses = [sup_con(a, labels, link=link, backend=backend) for backend in ("blockwise", "reference")]
+    found, expected = (torch.autograd.grad(loss, a)[0] for loss in losses)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_key_at_a_right_angle_is_pulled_as_any_other():
+    def gradients(backend):
+        a, b = torch.eye(6)[:3].requires_grad_(), torch.eye(6)[3:].requires_grad_()
+        paired = torch.autograd.grad(info_nce(a, b, backend=backend), [a, b])
+        return paired + torch.autograd.grad(nt_xent(a, b, backend=backend), [a, b])
+
+    for found, expected in zip(gradients("blockwise"), gradients("reference"), strict=True):
+        assert expected.abs().max() > 0.1
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_opposite_negative_has_no_weight_without_a_resolution():
+    query = rows(64).requires_grad_()
+    for i in range(len(query)):  # with some of them rounding makes 1 + c a little less than 0
+        one = query[i : i + 1]
+        loss = info_nce(one, one.flip(1), -one.detach(), link=LogOdds(resolution=0.0), backend="blockwise")
+        loss.backward()
+        assert loss.item() < 1e-12
+    assert query.grad.abs().max() < 1e-6
+
+
+def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
+    class Held(Link):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+        def logit(self, cosine, gap, rise):
+            return self.scale.detach() * cosine
+
+    def gradient(backend):
+        a = rows(4).requires_grad_()
+        info_nce(a, rows(4, seed=1), link=Held(), backend=backend).backward()
+        return a.grad
+
+    torch.testing.assert_close(gradient("blockwise"), gradient("reference"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_link_may_give_logits_of_another_dtype(dtype):
+    class Cast(Link):
+        def logit(self, cosine, gap, rise):
+            return 5 * cosine.to(dtype)
+
+    def gradient(backend):
+        a = rows(4).requires_grad_()
+        nt_xent(a, rows(4, seed=1), link=Cast(), backend=backend).backward()
+        return a.grad
+
+    torch.testing.assert_close(gradient("blockwise"), gradient("reference"), atol=1e-3, rtol=1e-3)
+
+
+def test_a_link_that_changed_before_the_backward_is_refused():
+    link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
+    other = {"link.log_scale": torch.tensor(1.0, requires_grad=True)}
+    losses = [
+        info_nce(a, b, link=link, reduction="none", backend="blockwise").sum(),
+        torch.func.functional_call(
+            InfoNCE(link=link, reduction="none", backend="blockwise"), other, (a, b)
+        ).sum(),
+    ]
+    losses[0].backward(retain_graph=True)
+    with torch.no_grad():
+        link.log_scale += 1
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="parameters must be those of the forward"):
+            loss.backward()
+
+
+def forward_mode(loss):
+    def tangent(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(loss(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    return tangent
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, forward_mode])
+def test_a_transform_of_torch_func_names_the_backend_that_knows_it(transform):
+    key = rows(4, seed=1)
+
+    def loss(x):
+        return info_nce(x, key, backend="blockwise")
+
+    with pytest.raises(RuntimeError, match=r'blockwise backend.*backend="reference"'):
+        transform(loss)(rows(4).expand(2, 4, 8) if transform is torch.func.vmap else rows(4))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_no_gradient_is_computed_where_none_is_asked_for(mode, monkeypatch):
+    link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
+    expected = info_nce(a, b, link=link, backend="blockwise").detach()
+    monkeypatch.delattr(blockwise._Engine, "_gradients")
+    with mode():
+        assert torch.equal(info_nce(a, b, link=link, backend="blockwise"), expected)
+
+
+def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):
+    """The parts of many tiles are too small, each, to move a sum of eight digits."""
+    monkeypatch.setattr(blockwise, "TILE", 8)
+    link, a, b = LearnableTemperature(0.1).bfloat16(), rows(150), rows(150, seed=1)
+    found = [
+        torch.autograd.grad(nt_xent(a, a + b, link=one, backend="blockwise"), one.parameters())[0].item()
+        for one in (link, LearnableTemperature(link.tau).double())
+    ]
+    assert found[0] == pytest.approx(found[1], rel=0.1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_names_the_backend_that_has_one(reduction):
+    a, b = rows(4).requires_grad_(), rows(4, seed=1).requires_grad_()
+    loss = info_nce(a, b, reduction=reduction, backend="blockwise").sum()
+    first = torch.autograd.grad(loss, a, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match='backend="reference"'):
+        first.square().sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_loss_that_is_kept_does_not_keep_the_embeddings(reduction):
+    embeddings = rows(4).requires_grad_() * 2
+    alive = weakref.ref(embeddings)
+    loss = info_nce(embeddings, rows(4, seed=1), reduction=reduction, backend="blockwise").sum()
+    loss.backward()
+    del embeddings
+    assert loss.grad_fn is not None
+    assert alive() is None
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_backward_twice_and_scaled_upstream(reduction):
+    """The first backward uses up the gradient that the forward pass left; the second computes it again."""
+    link = LearnableTemperature(0.5)
+    a, b = rows(5).requires_grad_(), rows(5, seed=1).requires_grad_()
+    for loss in (info_nce, nt_xent):
+        value = loss(a, b, link=link, reduction=reduction, backend="blockwise").sum()
+        inputs = (a, b, link.log_scale)
+        once = torch.autograd.grad(value, inputs, retain_graph=True)
+        kept = [gradient.clone() for gradient in once]
+        again = torch.autograd.grad(value, inputs, retain_graph=True)
+        tripled = torch.autograd.grad(3 * value, inputs)
+        for first, copy, second, third in zip(once, kept, again, tripled, strict=True):
+            torch.testing.assert_close(first, copy, rtol=0, atol=0)
+            torch.testing.assert_close(second, first)
+            torch.testing.assert_close(third, 3 * first)
+
+
+def test_ids_and_labels_that_changed_before_the_backward_are_refused():
+    """As torch refuses embeddings that changed: what the tiles left out is not known any more."""
+    a, groups = rows(6).requires_grad_(), torch.arange(6) // 2
+    options = {"reduction": "none", "backend": "blockwise"}
+    for loss in (
+        lambda groups: info_nce(a, a.detach() + 1, ids=groups, **options),
+        lambda groups: sup_con(a, groups, **options),
+    ):
+        value = loss(groups)
+        groups += torch.arange(6)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_autocast_does_not_reach_the_loss(dtype, backend):
+    x = rows(300, 32)
+    a, b = (x + 1e-3 * rows(300, 32, seed=1)).requires_grad_(), x
+    for loss in (
+        lambda: info_nce(a, b, symmetric=True, backend=backend),
+        lambda: nt_xent(a, b, backend=backend),
+        lambda: info_nce(a, b, reduction="none", backend=backend).mean(),
+    ):
+        plain = loss()
+        expected = torch.autograd.grad(plain, a)[0]
+        with torch.autocast("cpu", dtype=dtype):
+            found = loss()
+            grad = torch.autograd.grad(found, a)[0]
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, plain, rtol=0, atol=0)
+        torch.testing.assert_close(grad, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_the_matmul_precision_setting_does_not_reach_the_loss(precision, backend):
+    a, b = rows(300, 32), rows(300, 32, seed=1)
+    expected = info_nce(a, b, backend=backend)
+    torch.set_float32_matmul_precision(precision)
+    try:
+        torch.testing.assert_close(info_nce(a, b, backend=backend), expected, rtol=0, atol=0)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
+
+@pytest.mark.skipif(not NEWER, reason="this PyTorch has only the older setting")
+@pytest.mark.parametrize(
+    "settings", [{"": "tf32"}, {"cuda": "tf32"}, {"mkldnn": "bf16"}, {"": "tf32", "cuda": "ieee"}, {}]
+)
+def test_the_newer_precision_setting_stays_and_does_not_reach_the_loss(settings):
+    everything, cuda, mkldnn = (
+        torch.backends,
+        torch.backends.cuda.matmul,
+        torch.backends.mkldnn.matmul,
+    )
+    places = {"": everything, "cuda": cuda, "mkldnn": mkldnn}
+    a, b = rows(300, 32).requires_grad_(), rows(300, 32, seed=1)
+    expected = info_nce(a, b, backend="blockwise")
+    for place in places.values():
+        place.fp32_precision = "none"
+    try:
+        for name, value in settings.items():
+            places[name].fp32_precision = value
+        before = [place.fp32_precision for place in places.values()]
+        loss = info_nce(a, b, backend="blockwise")
+        loss.backward()
+        torch.testing.assert_close(loss, expected, rtol=0, atol=0)
+        assert [place.fp32_precision for place in places.values()] == before
+        everything.fp32_precision = "tf32"  # reaches what was not set by itself
+        assert cuda.fp32_precision == settings.get("cuda", "tf32")
+    finally:
+        for place in places.values():
+            place.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_threads_leave_the_matmul_precision_as_it_was():
+    first, second = float32_products("highest"), float32_products("highest")
+    torch.set_float32_matmul_precision("high")
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert torch.get_float32_matmul_precision() == "highest"  # the second is still at work
+        second.__exit__(None, None, None)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_a_grad_scaler_trains_through_collapse(backend):
+    """fp16 embeddings that become identical: the scaler never meets NaN, and the step is taken."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x = rows(16)
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nt_xent(model(x), model(x), backend=backend)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 1024.0
+
+
+def test_is_called_from_compiled_code():
+    a, b = rows(300).requires_grad_(), rows(300, seed=1)
+    compiled = torch.compile(lambda a, b: 2 * info_nce(a, b, backend="blockwise"), backend="aot_eager")
+    torch.testing.assert_close(compiled(a, b), 2 * info_nce(a, b, backend="blockwise"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda():
+    a, b = rows(700, 64), rows(700, 64, seed=1)
+    b[:5] = a[:5] + 1e-4
+    for loss in (
+        lambda a, b: info_nce(a, b, symmetric=True, backend="blockwise"),
+        lambda a, b: nt_xent(a, b),
+    ):
+        results = []
+        for device in ("cpu", "cuda"):
+            leaf = a.to(device).requires_grad_()
+            value = loss(leaf, b.to(device))
+            results.append((value.cpu(), torch.autograd.grad(value, leaf)[0].cpu()))
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_link_may_be_left_on_the_cpu(backend, reduction):
+    a, b = rows(300, 64), rows(300, 64, seed=1)
+    grads = []
+    for device in ("cpu", "cuda"):
+        link = LearnableTemperature()
+        loss = info_nce(a.to(device), b.to(device), link=link, backend=backend, reduction=reduction)
+        grads += torch.autograd.grad(loss.mean(), link.log_scale)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,162 @@
+"""The fused kernels compile for real GPUs, which needs none: Triton brings its compiler and ptxas along.
+
+Every launch of a step is compiled instead of run, from the arguments it would have had.
+"""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="needs Triton, which PyTorch brings along on Linux")
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET is set: nothing is compiled", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
+
+from taufree import LearnableTemperature, LogOdds, Temperature  # noqa: E402
+from taufree.backends import fused as backend  # noqa: E402
+from taufree.backends.fused import row_passes as rows  # noqa: E402
+from taufree.backends.fused import tile_passes as launch  # noqa: E402
+from taufree.contrast import Contrast, Shard  # noqa: E402
+
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.int64: "i64",
+}  # fmt: skip
+
+
+def kind(argument):
+    if isinstance(argument, torch.Tensor):
+        return f"*{TYPES[argument.dtype]}"
+    if isinstance(argument, TensorDescriptor):
+        return f"tensordesc<{TYPES[argument.base.dtype]}{list(argument.block_shape)}>"
+    return "fp32" if isinstance(argument, float) else "i32"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of the kernels that a step launches; each is compiled for an H100."""
+    done = {}
+
+    def compile_only(kernel, programs, *arguments, **options):
+        names = kernel.arg_names
+        given = dict(zip(names, arguments, strict=False))
+        constants = {name: options.pop(name) for name in names if name not in given}
+        key = (kernel.__name__, *map(kind, arguments), *constants.values())
+        if key not in done:
+            signature = {n: kind(given[n]) if n in given else "constexpr" for n in names}
+            aligned = [i for i, n in enumerate(names) if signature[n].startswith("*")]
+            source = ASTSource(
+                kernel,
+                signature,
+                constexprs={(names.index(n),): value for n, value in constants.items()},
+                attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+            )
+            options["enable_fp_fusion"] = True
+            done[key] = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+    for module in (launch, rows):
+        monkeypatch.setattr(module, "start", compile_only)
+    monkeypatch.setattr(launch, "_add_product", lambda *_: None)
+    return done
+
+
+CASES = {
+    "symmetric": lambda a, b: Contrast(a, b, symmetric=True),
+    "queue and ids": lambda a, b: Contrast(a, b, queue=b, ids=torch.arange(len(a))),
+    "views": lambda a, b: Contrast(torch.cat([a, b]), shift=len(a)),
+    "labels": lambda a, b: Contrast(a, labels=torch.arange(len(a)) // 2),
+}
+LINKS = {
+    "odds": LogOdds(), "gain": LogOdds(gain=2.0), "tau": Temperature(0.1), "learned": LearnableTemperature()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "link", "dtype"),
+    [
+        ("symmetric", "odds", torch.bfloat16),
+        ("symmetric", "odds", torch.float32),
+        ("symmetric", "tau", torch.bfloat16),
+        ("symmetric", "gain", torch.float16),
+        ("queue and ids", "learned", torch.bfloat16),
+        ("views", "odds", torch.bfloat16),
+        ("labels", "odds", torch.bfloat16),
+        ("labels", "learned", torch.float32),
+    ],
+    ids=str,
+)
+def test_every_launch_of_a_step_compiles(case, link, dtype, compiled):
+    a, b = (torch.randn(40, 72).to(dtype).requires_grad_() for _ in range(2))
+    backend.loss(CASES[case](a, b), LINKS[link], 0.5).backward()
+    launched = {key[0] for key in compiled}
+    assert {"tile_sums", "tile_coefficients"} <= launched
+    assert any(name.startswith("finish") for name in launched)
+    assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "link"), [("symmetric", "odds"), ("symmetric", "learned"), ("views", "odds"), ("labels", "odds")]
+)
+def test_every_launch_over_ranks_compiles(case, link, compiled):
+    """A shard of another rank, with ids or labels of its own."""
+    a, b = (torch.randn(40, 72).bfloat16().requires_grad_() for _ in range(2))
+    contrast = CASES[case](a, b)
+    groups = None if contrast.labels is None else torch.arange(24)
+    shard = Shard(torch.randn(24, 72).bfloat16(), groups, looks_back=True)
+    make, inputs = backend.engine(contrast, LINKS[link])
+    engine = make([None if x is None else x.detach() for x in inputs], [True, True, False, False, True])
+    engine.add_own()
+    own = set(compiled)
+    engine.add(shard)
+    engine.losses()
+    known = engine.weigh(torch.ones(contrast.n))
+    engine.pull_own()
+    engine.pull(shard, known[:24], wanted=contrast.keys is not None)
+    assert {"tile_sums", "tile_coefficients"} <= {key[0] for key in set(compiled) - own}
+    assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize("case", ["symmetric", "views", "labels"])
+def test_sums_kept_apart_stay_within_their_room(case, monkeypatch):
+    """They are kept tile by tile, along rows and along columns; neither may grow with the square of N."""
+    kept = []
+
+    def note(kernel, programs, *arguments, **options):
+        if kernel.__name__ == "tile_sums":
+            kept.extend(x.nbytes for x in arguments[7:9])
+
+    for module in (launch, rows):
+        monkeypatch.setattr(module, "start", note)
+    monkeypatch.setattr(launch, "PARTIAL", 3 * 4 * 4096)  # one column of tiles
+    a, b = torch.ones(2, 2048 if case == "views" else 4096, 8).bfloat16()
+    backend.loss(CASES[case](a, b), LINKS["gain"], 0.5)
+    assert len(kept) >= 2 * 4096 // (128 * 3)
+    assert max(kept) <= launch.PARTIAL
+
+
+@pytest.mark.parametrize(("generation", "room"), [((9, 0), 227), ((10, 0), 227), ((12, 0), 99)], ids=str)
+def test_pairs_fit_the_memory_of_a_multiprocessor(generation, room, monkeypatch):
+    """In KiB: rows and columns, each a pair of float16, in every stage that is on its way."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: generation)
+    config = launch.tile_config(rows.ODDS, False, rows.Mode.of(torch.ones(1)))
+    waiting = config.stages if generation < (12, 0) else config.stages - 1
+    assert waiting * (config.bm + config.bn) * config.bk * 2 * 2 / 1024 <= room - 2
+
+
+def test_on_amd_auto_does_not_choose_them(monkeypatch):
+    """They have inline instructions of NVIDIA's; PyTorch calls such a device cuda, of a high capability."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 4))
+    assert "AMD" in backend._machine("cuda", 0)
+
+
+def test_a_rank_without_shared_negatives_keeps_the_digits_of_the_others():
+    """float32 rows of another rank would be rounded to the bfloat16 of all that this one has."""
+    a = torch.randn(4, 8).bfloat16()
+    make, inputs = backend.engine(Contrast(a, a, in_batch=False, queue=torch.empty(0, 8)), LogOdds())
+    engine = make(inputs, [False] * 5)
+    assert engine.mode.split
+    assert engine.queue is None

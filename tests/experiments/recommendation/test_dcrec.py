@@ -1,0 +1,346 @@
+"""DCRec: the network against its definition, and the recipe from the command line."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from torch.utils._python_dispatch import TorchDispatchMode
+from typer.testing import CliRunner
+
+import taufree
+from taufree import LogOdds, Temperature
+from taufree.cli import build
+from taufree.experiments.recommendation.dcrec import DCRecSettings, Recommendation, contrastive
+from taufree.experiments.recommendation.interactions import COLUMNS
+from taufree.experiments.recommendation.network import DCRec, divergence
+from taufree.experiments.training.run import Run
+from taufree.experiments.training.trainer import seed_everything, train
+from tests.support.breaking_off import assert_goes_on
+from tests.support.paths import DATA
+from tests.support.shop import begun
+
+needs_data = pytest.mark.skipif(
+    not (DATA / "dcrec" / "beauty").is_dir(),
+    reason=f"dcrec/beauty is not in {DATA}, which TAUFREE_DATA can change",
+)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+def test_it_trains_and_is_judged_in_other_precisions(shop, precision):
+    training = begun(shop, precision=precision)
+    training.train_epoch()
+    metrics = training.evaluate()
+    assert metrics["full_hr10"] >= 0
+    assert [metrics["choice"]] == training.curves["choice"]  # a rounded one would choose another epoch
+
+
+def test_a_step_is_the_sum_of_its_three_terms(shop):
+    training = begun(shop, dropout=0.0)
+    recipe, model = training.recipe, training.weights.train()
+    batch = samples, expected, _ = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    out = model(samples)
+    row, end = model.train_samples[:, samples]
+    items = recipe.data.train.items[row]
+    assert torch.equal(out.last, items[torch.arange(64), end - 1])
+    assert torch.equal(out.targets, items[torch.arange(64), end])
+    terms = (
+        cross_entropy(out.wanted @ model.vectors.T, out.targets),
+        0.1 * contrastive(out, out.last, LogOdds()),
+        0.01 * divergence(out.conformity, expected),
+    )
+    assert recipe.step(model, batch, LogOdds()).loss.item() == pytest.approx(sum(terms).item(), rel=1e-5)
+    weight = out.conformity
+    assert weight[end > 1].min() >= 0
+    assert (weight[end == 1] == 0.5).all()
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_the_contrastive_term_is_that_of_the_public_code_but_for_ids(shop, ids):
+    training = begun(shop, dropout=0.0)
+    out = training.weights.double().train()(torch.arange(90))
+    units = [normalize(x.detach(), dim=1) for x in (out.sequence, out.adjacent, out.similar)]
+    weight, top = out.conformity.tolist(), out.conformity.max().item()
+    total = 0.0
+    for i in range(90):
+        others = [j for j in range(90) if j != i and not (ids and out.last[i] == out.last[j])]
+        assert (len(others) == 89) or ids
+        terms = []
+        for query, key in itertools.pairwise(units):
+            pull = {j: math.exp(float(query[i] @ key[j]) / 0.8) for j in (i, *others)}
+            terms.append(-math.log(pull[i] / sum(pull.values())))
+        total += weight[i] * terms[0] + (top - weight[i]) * terms[1]
+    found = contrastive(out, out.last if ids else None, Temperature(0.8))
+    assert found.item() == pytest.approx(total / 90, rel=1e-9)
+
+
+def test_histories_that_share_a_row_are_read_as_if_alone(shop):
+    training = begun(shop, dropout=0.0)
+    model = training.weights.double().train()
+    samples, _, slots = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    assert len(slots) <= 0.7 * len(samples)
+    alone = []
+    for row, end in model.train_samples[:, samples].T.tolist():
+        vectors = model.items(model.train_items[row, :end]) + model.places.weight[:end]
+        alone.append(model.encoder(model.entry_norm(vectors)[None])[0, -1])
+    found = [model(samples, slots=slots).sequence, model(samples).sequence, torch.stack(alone)]
+    slopes = [torch.autograd.grad(x.square().sin().sum(), model.items.weight)[0] for x in found]
+    for x, slope in zip(found, slopes, strict=True):
+        torch.testing.assert_close(x, found[-1], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(slope, slopes[-1], rtol=1e-10, atol=1e-10)
+
+
+class Operations(TorchDispatchMode):
+    """The names of all operations that are done."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.add(operation.__name__.split(".")[0])
+        return operation(*args, **(kwargs or {}))
+
+
+def test_nothing_in_a_step_of_the_network_would_wait_for_a_gpu(shop):
+    """Else it could not be recorded. Such are: a tensor's value or the number of its true entries that the
+    program needs, and indices that come from it."""
+    training = begun(shop, contrast=0.0)
+    recipe, model = training.recipe, training.weights.train()
+    batch = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    with Operations() as seen:
+        recipe.step(model, batch, LogOdds()).loss.backward()
+    waits = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "lift_fresh"}
+    assert not seen.names & waits
+    assert {"_sparse_mm_reduce_impl", "native_layer_norm_backward"} <= seen.names
+
+
+def test_the_reading_compiles_to_one_graph_of_the_same_numbers(shop):
+    """As it is done on a GPU; here by the compiler's front half, which needs none."""
+    plain, compiled = (begun(shop, dropout=0.0, precision="64-true") for _ in range(2))
+    compiled.weights.compile_reading(backend="aot_eager", fullgraph=True)
+    losses = [[training.train_epoch() for _ in range(2)] for training in (plain, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+    for mine, other in zip(compiled.weights.parameters(), plain.weights.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are replayed on a CUDA device")
+def test_a_replayed_run_is_a_plain_one(shop, monkeypatch):
+    replayed = begun(shop, dropout=0.0, device="cuda")
+    settle = Recommendation.settle
+    monkeypatch.setattr(Recommendation, "settle", lambda *given: settle(*given) and False)
+    monkeypatch.setattr(DCRec, "compile_reading", lambda model: None)
+    plain = begun(shop, dropout=0.0, device="cuda")
+    for _ in range(4):
+        replayed.train_epoch()
+        plain.train_epoch()
+    assert replayed._step._recordings
+    assert not replayed._step.waits
+    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+        ),
+    ],
+)
+def test_every_step_has_its_own_dropout_and_the_seed_says_which(shop, device):
+    """Also where it is compiled and replayed, which is from the fourth step on."""
+    training = begun(shop, dropout=0.5, device=device)
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.0
+    batch = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    training.model.train()
+
+    def losses():
+        seed_everything(0, "epoch", 0)
+        return [training._step(training.fabric.to_device(batch))[0][0].item() for _ in range(8)]
+
+    first, again, later = losses(), losses(), losses()
+    assert len(set(first)) == len(set(again)) == 8
+    assert later == pytest.approx(again, rel=1e-6)
+
+
+def walked(model, weights):
+    """norm(e + mean(e, Ae, AAe)), with a dense A."""
+    vectors = model.vectors
+    table = torch.zeros(len(vectors), len(vectors))
+    table[model.train_edges[1], model.train_edges[0]] = weights
+    once = table @ vectors
+    return model.graph_norm(vectors + torch.stack([vectors, once, table @ once]).mean(0))
+
+
+def test_conformity_follows_its_definition(shop):
+    training = begun(shop, dropout=0.0)
+    model = training.weights.train()
+    samples = torch.arange(0, 300, 5)
+    out = model(samples)
+    row, end = model.train_samples[:, samples]
+    edges, weights = model.train_edges.as_tensor(), model.train_weights
+    own = torch.zeros(len(weights), dtype=torch.bool)
+    for one in row.unique():
+        walk = model.train_items[one, : model.train_lengths[one]].tolist()
+        pairs = {frozenset(pair) for pair in itertools.pairwise(walk)}
+        own |= torch.tensor([frozenset(pair) in pairs and len(set(pair)) == 2 for pair in edges.T.tolist()])
+    whole = walked(model, weights)
+    without = walked(model, weights * ~own)
+    found = []
+    for last in out.last.tolist():
+        foreign, civil = (edges[0, (edges[1] == last) & chosen] for chosen in (~own, own))
+        readout = whole[civil].mean(0) if len(civil) else torch.zeros(64)
+        triple = ((whole[last], without[last]), (whole[last], whole[foreign].mean(0)))
+        triple = (*triple, (readout, whole[foreign].mean(0)))
+        found.append(sum(cosine_similarity(a, b, dim=0) for a, b in triple) / 3)
+    expected = torch.stack(found).sigmoid()
+    expected = expected - expected.min()
+    expected = (0.4 * expected / expected.mean()).where(end > 1, 0.5)
+    assert torch.allclose(out.conformity, expected, atol=1e-4)
+
+
+def test_the_same_last_item_is_a_false_negative_unless_ids_tell(shop):
+    training = begun(shop, dropout=0.0)
+    model = training.weights.train()
+    out = model(torch.arange(128))
+    assert len(out.last.unique()) < 128
+    twins = (out.last[:, None] == out.last).fill_diagonal_(False).any(1)
+    with_ids, without = (
+        taufree.info_nce(out.sequence, out.adjacent, ids=ids, reduction="none") for ids in (out.last, None)
+    )
+    assert (without[twins] > with_ids[twins]).all()
+    assert torch.allclose(without[~twins], with_ids[~twins])
+    losses = {}
+    for ids in (True, False):
+        one = begun(shop, ids=ids)
+        losses[ids] = one.train_epoch()
+    assert losses[False] > losses[True]
+
+
+def test_a_contrast_of_0_is_a_control_that_no_link_changes(shop):
+    free, tau = begun(shop, "free", contrast=0.0), begun(shop, "0.1", contrast=0.0)
+    assert free.train_epoch() == tau.train_epoch()
+    assert begun(shop).train_epoch() != begun(shop, "0.1").train_epoch()
+
+
+def test_it_learns_the_ring_and_the_best_epoch_is_the_one_that_is_tested(shop):
+    training = begun(shop, epochs=12, batch_size=64, learning_rate=0.02, dropout=0.1)
+    before = training.recipe._figures(training.weights.eval(), "test")["hr5"]
+    seen = []
+    for _ in range(12):
+        training.train_epoch()
+        weights = [weight.clone() for weight in training.weights.parameters()]
+        seen.append((training.curves["choice"][-1], weights))
+    figure, best = max(seen, key=lambda pair: pair[0])
+    metrics = training.evaluate()
+    assert metrics["choice"] == figure
+    assert all(map(torch.equal, best, training.weights.parameters()))
+    assert metrics["hr5"] > before + 30
+    assert metrics["full_hr5"] > 50
+
+
+def test_training_stops_when_patience_is_over(shop, tmp_path):
+    chosen = DCRecSettings(dataset=str(shop), epochs=40, batch_size=64, patience=2, learning_rate=0.1)
+    line = train(Run("dcrec", "0.5", 0, chosen), tmp_path / "checkpoints")
+    choice = line["curves"]["choice"]
+    assert len(choice) < 40
+    assert choice.index(max(choice)) == len(choice) - 3
+    assert line["metrics"]["choice"] == max(choice)
+    assert "positive_histogram" in line["curves"]
+
+
+def test_a_broken_off_run_goes_on_bit_for_bit_with_its_best_epoch(shop, tmp_path):
+    assert_goes_on(lambda: begun(shop, "learnable", epochs=4, learning_rate=0.05), tmp_path, epochs=4)
+
+
+def test_data_are_prepared_once_and_again_when_they_change(shop, tmp_path):
+    for path in shop.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    first, again = begun(tmp_path).recipe, begun(tmp_path, seed=1).recipe
+    assert again.data is first.data
+    with (tmp_path / "shop.test.inter").open("a") as file:
+        file.write("x\t1 2 3\t4\n")
+    assert len(begun(tmp_path).recipe.data.test.lengths) == 121
+
+
+def test_a_data_set_that_is_made_again_is_trained_on_again_if_it_is_another(shop, tmp_path):
+    def run():
+        return Run("dcrec", "free", 0, DCRecSettings(dataset=str(tmp_path)))
+
+    for path in shop.iterdir():
+        (tmp_path / path.name).write_text(path.read_text())
+    before = run()
+    key = before.key
+    (tmp_path / "shop.test.inter").write_text((shop / "shop.test.inter").read_text())
+    assert run().key == key
+    with (tmp_path / "shop.test.inter").open("a") as file:
+        file.write("x\t1 2 3\t4\n")
+    assert run().key != key
+    assert before.key == key  # of a run that had begun
+    (tmp_path / "gone.inter").symlink_to(tmp_path / "nowhere")
+    assert run().key  # what cannot be read is refused when it is loaded
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        ("nowhere", r"dataset must be beauty, reddit or a folder .*, but nowhere is no folder\."),
+        ("beauty", "the data set beauty needs --data FOLDER with dcrec/beauty in it"),
+    ],
+)
+def test_data_that_are_not_there_are_named(dataset, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        begun(dataset)
+
+
+def test_the_command_knows_the_settings(tmp_path):
+    arguments = ["run", "dcrec", "--protocol", "lucky", "--no-ids", "--dataset", "x", "--out", str(tmp_path)]
+    found = CliRunner().invoke(build(), arguments)
+    assert found.exit_code == 2
+    assert found.stderr == "taufree: protocol must be one of validation, public, got 'lucky'.\n"
+
+
+def test_a_batch_that_is_too_large_is_refused(shop):
+    with pytest.raises(ValueError, match=r"batch_size must be at most \d+, the number of histories"):
+        begun(shop, batch_size=5000)
+
+
+def test_users_with_nothing_to_train_on_are_refused(tmp_path):
+    rows = {"train": "{}\t{}\t{}", "test": "{0}\t{1} {2}\t{3}"}
+    for part, text in rows.items():
+        lines = [text.format(user, user % 5, (user + 1) % 5, (user + 2) % 5) for user in range(9)]
+        (tmp_path / f"few.{part}.inter").write_text("\n".join(["\t".join(COLUMNS), *lines]) + "\n")
+    with pytest.raises(ValueError, match=r"must have users with two items .* got 0 histories to train on\.$"):
+        begun(tmp_path)
+
+
+@needs_data
+def test_the_quick_preset_on_beauty(tmp_path):
+    arguments = [
+        "--preset",
+        "quick",
+        "--epochs",
+        "1",
+        "--links",
+        "free,0.5",
+        "--device",
+        "cpu",
+        "--data",
+        str(DATA),
+    ]
+    found = CliRunner().invoke(build(), ["run", "dcrec", *arguments, "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.stderr
+    assert "validation items never occur in the histories to train on" in found.stderr
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {line["link"] for line in lines} == {"free", "0.5"}
+    for line in lines:
+        assert set(line["metrics"]) == set(Recommendation.metrics)
+        assert 0 <= line["metrics"]["full_hr10"] <= line["metrics"]["hr10"] <= 100
+    assert "hr10: free minus tau 0.5 is" in found.stdout
+    assert (tmp_path / "report.html").exists()

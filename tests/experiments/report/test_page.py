@@ -1,0 +1,272 @@
+"""The report in a real browser: every plot drawn, the table equal to the results."""
+
+import importlib.util
+import json
+import re
+import statistics
+
+import pytest
+
+from taufree.experiments.digits import DigitsSettings
+from taufree.experiments.recipe import find_recipe, recipe_names
+from taufree.experiments.report.curves import (
+    accuracy_figure,
+    cosine_figure,
+    curve_figure,
+    final_temperature,
+    link_colours,
+)
+from taufree.experiments.report.page import MOST, result_table, table_rows, write_report
+from taufree.experiments.training.run import Run
+from taufree.experiments.training.trainer import train
+from tests.support.paths import ROOT
+
+TINY = DigitsSettings(epochs=2, batch_size=128)
+LINKS = ("learnable", "1", "calibrated", "free", "0.1")
+
+
+def browser():
+    path = ROOT / "tests" / "support" / "browser.py"
+    spec = importlib.util.spec_from_file_location("browser", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return [train(Run("digits", link, seed, TINY), folder) for seed in (0, 1) for link in LINKS]
+
+
+def cells(dom, table):
+    """The table's rows as lists of texts, the head first."""
+    body = re.search(rf'<table id="{table}".*?</table>', dom, re.S).group()
+    return [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in re.findall(r"<tr.*?</tr>", body, re.S)
+    ]
+
+
+def test_the_page_as_a_browser_shows_it(lines, tmp_path):
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dom, errors = browser().rendered(write_report(lines, tmp_path / "report.html"))
+    assert errors == []
+    figures = ["accuracy-knn", "accuracy-linear", "loss", "cosines", "gradient-scale", "histogram"]
+    figures.append("effective-dimension")
+    for name in figures:
+        assert re.search(rf'<div id="{name}"[^>]*class="[^"]*js-plotly-plot', dom), name
+    assert dom.count("js-plotly-plot") >= len(figures)
+
+    stored = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    head, *rows = cells(dom, "results")
+    assert head == ["link", "knn", "linear", "seeds", "seconds", "note"]
+    assert [row[0] for row in rows] == ["free", "tau 0.1", "tau 1", "calibrated", "learnable tau"]
+    for row, link in zip(rows, ("free", "0.1", "1", "calibrated", "learnable"), strict=True):
+        for column, metric in ((1, "knn"), (2, "linear")):
+            figures = [line["metrics"][metric] for line in stored if line["link"] == link]
+            assert row[column] == f"{statistics.mean(figures):.2f} ± {statistics.stdev(figures):.2f}"
+        assert row[3] == "2"
+    assert "free minus tau" in dom
+    assert ["epochs", "2"] in cells(dom, "facts")
+
+
+def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(lines):
+    rows = {row["link"]: row["note"] for row in table_rows(lines)}
+    assert rows["free"] == "no temperature"
+    for metric in ("knn", "linear"):
+        means = {
+            link: statistics.mean(line["metrics"][metric] for line in lines if line["link"] == link)
+            for link in ("0.1", "1")
+        }
+        best = max(means, key=means.get)
+        assert rows[f"tau {best}"].startswith("best tau: ")
+        assert metric in rows[f"tau {best}"]
+    ended = [line["curves"]["temperature_at_zero"][-1] for line in lines if line["link"] == "learnable"]
+    assert rows["calibrated"].startswith("ended like tau 0.")
+    assert rows["learnable tau"] == f"ended at tau {statistics.mean(ended):.3f}"
+
+
+def test_links_have_the_columns_where_metrics_are_many(lines):
+    rows, stressed = result_table(lines)
+    assert rows == table_rows(lines)
+    assert [row["link"] for row in rows if row["note"].startswith(("no temp", "best tau"))] == [
+        rows[number]["link"] for number in sorted(stressed)
+    ]
+
+    more = {f"metric{number}": float(number) for number in range(MOST)}
+    wide = [{**line, "metrics": {**line["metrics"], **more}} for line in lines]
+    turned, stressed = result_table(wide)
+    assert list(turned[0]) == ["metric", "free", "tau 0.1", "tau 1", "calibrated", "learnable tau"]
+    assert [row["metric"] for row in turned] == ["knn", "linear", *more, "seeds", "seconds"]
+    assert turned[0]["tau 1"] == next(row["knn"] for row in rows if row["link"] == "tau 1")
+    assert stressed == set()
+
+
+def test_the_page_says_what_the_recipe_compares(lines, tmp_path):
+    copies = "two randomly changed copies of the same example"
+    assert copies in write_report(lines, tmp_path / "report.html").read_text()
+    metrics = dict.fromkeys(find_recipe("sentences").metrics, 1.0)
+    page = write_report(
+        [{**line, "recipe": "sentences", "metrics": metrics} for line in lines], tmp_path / "report.html"
+    ).read_text()
+    assert "pairs of sentences, of which the second follows from the first" in page
+    assert copies not in page
+
+
+def test_short_runs_have_no_half_epochs(lines):
+    assert curve_figure(lines, {"loss": "solid"}, "loss").layout.xaxis.dtick == 1
+
+
+@pytest.mark.parametrize(("values", "own"), [([3.9, 8.0], True), ([4.0, 9000.0], False)])
+def test_a_log_axis_has_ticks_between_close_values_too(lines, values, own):
+    lines = [{**line, "curves": {"gradient_scale": values}} for line in lines]
+    axis = curve_figure(lines, {"gradient_scale": "solid"}, "gradient scale", log=True).layout.yaxis
+    assert axis.type == "log"
+    assert (axis.tickvals is None) == own  # Plotly's own, which it finds between any two values
+
+
+def test_the_accuracy_figure_holds_the_means(lines):
+    traces = {trace.name: trace for trace in accuracy_figure(lines, "knn").data}
+    mean = {
+        link: statistics.mean(line["metrics"]["knn"] for line in lines if line["link"] == link)
+        for link in LINKS
+    }
+    assert list(traces["fixed tau"].x) == [0.1, 1.0]
+    assert list(traces["fixed tau"].y) == pytest.approx([mean["0.1"], mean["1"]])
+    assert list(traces["free"].y) == pytest.approx([mean["free"]] * 2)
+    for link, name in (("learnable", "learnable tau"), ("calibrated", "calibrated")):
+        assert list(traces[f"{name}, where it ended"].y) == pytest.approx([mean[link]])
+
+
+def test_one_seed_has_no_band_and_no_name_for_it_in_the_legend(lines):
+    one = [line for line in lines if line["seed"] == 0]
+    bands = [[t.name for t in accuracy_figure(some, "knn").data if t.fill] for some in (lines, one)]
+    assert bands == [["free, ± 1 std"], []]
+
+
+def test_the_histograms_hold_all_pairs(lines):
+    bars = [trace for trace in cosine_figure(lines).data if trace.type == "bar"]
+    assert len(bars) == 2 * len(LINKS)
+    assert all(sum(bar.y) == pytest.approx(100) for bar in bars)
+
+
+def test_links_of_ones_own_have_bars_and_colours_but_no_curve_that_is_not_theirs(lines):
+    line = next(line for line in lines if line["link"] == "learnable")
+    flat = {**line["curves"], "temperature_at_zero": [0.0, 0.0]}
+    own = [{**line, "link": "a:Flat", "curves": flat}, {**line, "link": "b:Steep"}]
+    assert len(set(link_colours([*lines, *own]).values())) == len(LINKS) + 2
+    traces = cosine_figure([*own, line]).data
+    assert [trace.type for trace in traces].count("bar") == 6
+    (curve,) = (trace for trace in traces if trace.type == "scatter")
+    assert curve.showlegend
+    names = [trace.name for trace in accuracy_figure([*lines, *own], "knn").data]
+    assert "b:Steep, where it ended" in names
+    assert not any("Flat" in name for name in names)
+
+
+@pytest.mark.parametrize("link", ["free", "0.1", "learnable"])
+def test_a_single_link_and_seed_make_a_page_too(lines, tmp_path, link):
+    one = [line for line in lines if line["link"] == link and line["seed"] == 0]
+    page = write_report(one, tmp_path / "report.html").read_text()
+    assert one[0]["metrics"]["knn"] == pytest.approx(float(table_rows(one)[0]["knn"]), abs=0.005)
+    assert "free minus" not in page
+    assert "trained with one way" in page
+    assert ("How much the temperature matters" in page) == (link != "free")  # it would be an empty plot
+
+
+def test_where_links_ended_can_be_read_without_a_fixed_temperature(lines):
+    axes = [
+        accuracy_figure([line for line in lines if line["link"] in links], "knn").layout.xaxis
+        for links in (("free", "learnable"), ("free", "0.1", "learnable"))
+    ]
+    assert [axis.tickvals for axis in axes] == [None, (0.1,)]
+
+
+def test_links_have_colours_of_their_own(lines):
+    colours = link_colours(lines)
+    assert list(colours) == ["free", "0.1", "1", "calibrated", "learnable"]
+    assert len(set(colours.values())) == 5
+
+
+def test_a_seed_that_stopped_early_leaves_the_mean_to_the_others(lines):
+    short, long = ([line for line in lines if line["link"] == "free" and line["seed"] == s] for s in (0, 1))
+    cut = [{**line, "curves": {**line["curves"], "loss": line["curves"]["loss"][:1]}} for line in short]
+    (trace,) = curve_figure([*cut, *long], {"loss": "solid"}, "loss").data
+    losses = [line["curves"]["loss"] for line in (*short, *long)]
+    assert list(trace.y) == pytest.approx([(losses[0][0] + losses[1][0]) / 2, losses[1][1]])
+
+
+def test_a_curve_of_every_second_epoch_is_drawn_there(lines):
+    line = {**lines[0], "settings": {**lines[0]["settings"], "knn_every": 2}, "curves": {"knn": [70, 80, 90]}}
+    (trace,) = curve_figure([line], {"knn": "solid"}, "knn").data
+    assert list(trace.x) == [2, 4, 6]
+
+
+CURVES = {
+    "loss": "loss",
+    "positive_cosine": None,  # the negative ones are still to be seen
+    "gradient_scale": "gradient-scale",
+    "effective_dimension": "effective-dimension",
+    "negative_histogram": "histogram",
+    "candidates": None,
+    "temperature_at_zero": None,
+}
+
+
+def without(line, part, names):
+    return {**line, part: {name: x for name, x in line[part].items() if name not in names}}
+
+
+def figures_of(lines, folder):
+    return set(re.findall(r'<div id="([a-z-]+)"', write_report(lines, folder / "report.html").read_text()))
+
+
+@pytest.fixture(scope="module")
+def every(lines, tmp_path_factory):
+    return figures_of(lines, tmp_path_factory.mktemp("page"))
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_a_page_shows_what_other_versions_wrote(lines, every, tmp_path, curve):
+    assert {"loss", "cosines", "gradient-scale", "effective-dimension", "histogram"} <= every
+    none = [without(line, "curves", [curve]) for line in lines]
+    assert figures_of(none, tmp_path) == every - {CURVES[curve]}
+    some = [n if x["seed"] or x["link"] == "learnable" else x for x, n in zip(lines, none, strict=True)]
+    assert figures_of(some, tmp_path) == every
+
+
+def test_a_page_of_lines_without_curves_or_with_other_metrics(lines, tmp_path):
+    bare = [{**line, "curves": {}, "new": 1} for line in lines]
+    assert figures_of(bare, tmp_path) == {"accuracy-knn", "accuracy-linear"}
+    old = [without(line, "metrics", ["linear"]) if line["link"] in ("free", "1") else line for line in lines]
+    assert "accuracy-linear" in figures_of(old, tmp_path)
+    rows = {row["link"]: row for row in table_rows(old)}
+    assert rows["free"]["linear"] == rows["tau 1"]["linear"] == "-"
+    assert rows["tau 0.1"]["note"].endswith("linear")
+    assert rows["free"]["seeds"] == "2"
+    half = [without(line, "metrics", ["linear"]) if line["seed"] else line for line in lines]
+    assert "±" not in table_rows(half)[0]["linear"]
+    figures_of([{**line, "metrics": {}} for line in lines], tmp_path)
+
+
+def test_a_legend_names_a_link_that_has_only_the_second_curve(lines):
+    lacking = [without(line, "curves", ["loss"]) for line in lines if line["link"] == "free"]
+    (trace,) = curve_figure(lacking, {"loss": "solid", "gradient_scale": "dot"}, "both").data
+    assert trace.showlegend
+
+
+def test_a_link_that_is_flat_at_zero_has_no_temperature(lines):
+    """It is recorded as 0, which is no temperature and must not be drawn or averaged as one."""
+    learned = [line for line in lines if line["link"] == "learnable"]
+    assert final_temperature(learned, "learnable") > 0
+    flat = [{**learned[0], "curves": {**learned[0]["curves"], "temperature_at_zero": [0.1, 0.0]}}, learned[1]]
+    assert final_temperature(flat, "learnable") is None
+    assert table_rows(flat)[0]["note"] == ""
+    assert "learnable tau, where it ended" not in [t.name for t in accuracy_figure(flat, "knn").data]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_says_what_its_pairs_are(name):
+    task = find_recipe(name).task
+    assert "a positive pair" in task
+    assert "negative pairs" in task

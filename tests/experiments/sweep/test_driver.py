@@ -1,0 +1,111 @@
+"""The sweep: killed in the middle it loses nothing, and what is done is not done again."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import taufree
+from taufree.experiments.digits import DigitsSettings
+from taufree.experiments.sweep.driver import sweep
+from taufree.experiments.sweep.results import KEYS, OBJECTS
+from taufree.experiments.training.run import Run
+from taufree.experiments.training.trainer import train
+
+RUN = Run("digits", "learnable", 3, DigitsSettings(epochs=8, batch_size=256))
+TINY = DigitsSettings(epochs=1, batch_size=128)
+# A checkpoint after every epoch, so that the kill falls between two of them, or into one.
+SCRIPT = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from taufree.experiments.digits import DigitsSettings
+from taufree.experiments.training.run import Run
+from taufree.experiments.sweep.driver import sweep
+
+if __name__ == "__main__":
+    run = Run("digits", "learnable", 3, DigitsSettings(epochs=8, batch_size=256))
+    sweep([run], Path(sys.argv[1]), console=Console(stderr=True), every=0)
+"""
+
+
+def test_killed_in_the_middle_it_goes_on_to_the_same_result_bit_for_bit(tmp_path):
+    out = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1])}
+    command = [sys.executable, "-c", SCRIPT, str(out)]
+    process = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("checkpoints/*/epoch-[3-6]")):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "results.jsonl").exists()
+    (left,) = (out / "checkpoints").iterdir()
+    assert left.name.startswith("digits-learnable-seed3-")
+
+    sweep([RUN], out, console=Console(stderr=True), every=0)
+    (resumed,) = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    assert not (out / "checkpoints").exists()
+    # Sums depend on the number of threads, which the sweep sets to that of the cores.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(resumed["hardware"]["threads"])
+    try:
+        whole = train(RUN, tmp_path / "whole")
+    finally:
+        torch.set_num_threads(threads)
+    assert {key: resumed[key] for key in KEYS if key != "seconds"} == {
+        key: whole[key] for key in KEYS if key != "seconds"
+    }
+
+
+def line_of(run):
+    """A line that a run might have left."""
+    blank = {**dict.fromkeys(KEYS, 0), **{key: {} for key in OBJECTS}, "metrics": {"knn": 1.0}}
+    return blank | {
+        "recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings
+    }  # fmt: skip
+
+
+def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
+    runs = [Run("digits", link, seed, TINY) for seed in (0, 1) for link in ("free", "0.5")]
+    path, log = tmp_path / "results.jsonl", io.StringIO()
+    console = Console(file=log, width=200)
+    there, damaged, last = (json.dumps(line_of(run)) for run in (runs[0], runs[1], runs[3]))
+    path.write_text("\n".join([there, damaged[:100], last]) + "\n")
+    told = []
+    first = sweep(runs, tmp_path, console=console, tell=told.append)
+    assert f"{path}:2: this line is not whole JSON" in log.getvalue()
+    assert (tmp_path / "results.damaged.jsonl").read_text() == damaged[:100] + "\n"
+    assert "2 of 4 runs are already in" in log.getvalue()
+    assert (first.done, first.failed, first.interrupted) == (4, {}, False)
+    assert log.getvalue().count(" s)\n") == 2
+    assert [(line["link"], line["seed"]) for line in told] == [("0.5", 0), ("free", 1)]
+    assert first.lines == [line_of(runs[0]), line_of(runs[3]), *told]
+    before = path.read_text()
+    assert list(map(json.loads, before.splitlines())) == first.lines
+
+    again = sweep(runs, tmp_path, console=console)
+    assert "4 of 4 runs are already in" in log.getvalue()
+    assert path.read_text() == before
+    assert again.lines == first.lines
+
+
+def test_lines_of_other_settings_stay_out_of_the_outcome(tmp_path):
+    console = Console(file=io.StringIO())
+    run = Run("digits", "free", 0, TINY)
+    longer = Run("digits", "free", 0, DigitsSettings(epochs=9, batch_size=128))
+    same, more, other = map(line_of, (run, Run("digits", "0.1", 7, TINY), longer))
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (same, more, other)))
+    outcome = sweep([run], tmp_path, console=console)
+    assert outcome.lines == [same, more]
+    assert outcome.done == 1
+    assert sweep([run, longer], tmp_path, console=console).lines == [same, more, other]

@@ -1,0 +1,182 @@
+"""What the processes of tests/test_distributed.py do: each is a rank, and writes what it found as JSON.
+
+Every rank makes the whole batch from one seed, computes the loss on it as a single process would, and its own
+part of it together with the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import taufree
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, distributed
+from taufree.backends.blockwise import engine as blockwise
+
+LINKS = {
+    "odds": lambda: LogOdds(),
+    "gain": lambda: LogOdds(gain=2.0),
+    "tau": lambda: Temperature(0.1),
+    "learned": lambda: LearnableTemperature(0.2),
+    "calibrated": lambda: CalibratedLogOdds(),
+}
+CALLS = {  # function, tensors, options
+    "one-way": ("info_nce", "ab", {}),
+    "symmetric": ("info_nce", "ab", {"symmetric": True}),
+    "symmetric, ids": ("info_nce", "ab", {"symmetric": True, "ids": 3}),
+    "fixed keys": ("info_nce", "aB", {"ids": 3}),
+    "queue": ("info_nce", "abq", {}),
+    "queue and batch": ("info_nce", "abq", {"symmetric": True, "in_batch": True}),
+    "fixed queue": ("info_nce", "abQ", {"in_batch": True}),
+    "own": ("info_nce", "abo", {}),
+    "own and batch": ("info_nce", "abo", {"symmetric": True, "in_batch": True}),
+    "nt_xent": ("nt_xent", "ab", {}),
+    "nt_xent, ids": ("nt_xent", "ab", {"ids": 3}),
+    "sup_con": ("sup_con", "a", {"labels": 4}),
+    "sup_con, many labels": ("sup_con", "a", {"labels": 40}),
+}
+REDUCTIONS = ("mean", "sum", "none")
+# Batch and queue sizes by rank, and the dtype.
+WORLDS = {
+    2: ([6, 6], [3, 3], torch.float32),
+    3: ([5, 1, 7], [2, 0, 4], torch.float64),
+    4: ([2, 5, 1, 4], [1, 3, 2, 2], torch.float32),
+}
+WAYS = ("gather", "ring")
+
+
+def cases(world, call, way):
+    """All links and reductions on two ranks, some on more: (link, reduction) by name."""
+    links = ("odds", "learned", "calibrated") if world > 2 or way == "reference" else tuple(LINKS)
+    reductions = {2: REDUCTIONS, 3: REDUCTIONS, 4: ("mean",)}[world]
+    if way == "ring":
+        reductions = [x for x in reductions if x != "sum"]
+    chosen = [(x, y) for x, y in itertools.product(links, reductions) if x != "calibrated" or y == "mean"]
+    return {f"{call}, {x}, {y}, {way}": (x, y) for x, y in chosen}
+
+
+def whole(call, sizes, queues, dtype, d=16):
+    """The tensors and options of all ranks together; some rows of different ranks are nearly alike."""
+    function, names, options = CALLS[call]
+    n, generator = sum(sizes), torch.Generator().manual_seed(7)
+    a, b = (torch.randn(n, d, generator=generator, dtype=torch.float64) for _ in range(2))
+    b = a + 0.7 * b
+    b[0] = 1.5 * a[n - 1] + (0.0 if dtype == torch.float64 else 0.1 * b[n - 1])
+    a[1] = a[n - 2] + 0.1 * b[2]
+    made = {"a": a, "b": b, "q": torch.randn(sum(queues), d, generator=generator, dtype=torch.float64)}
+    made["o"] = torch.randn(n, 2, d, generator=generator, dtype=torch.float64)
+    tensors = [made[name.lower()].to(dtype).requires_grad_(name.islower()) for name in names]
+    options = {
+        key: torch.randint(0, value, (n,), generator=generator) if key in ("ids", "labels") else value
+        for key, value in options.items()
+    }
+    each = torch.rand(2 * n, generator=generator, dtype=torch.float64).to(dtype)
+    return function, tensors, options, each
+
+
+def own(x, name, sizes, queues, rank, device="cpu"):
+    """This rank's rows of a tensor of all ranks."""
+    counts = queues if name in "qQ" else sizes
+    return x.detach().split(counts)[rank].to(device, copy=True).requires_grad_(x.requires_grad)
+
+
+@functools.cache
+def one_process(call, link, reduction, world, dtype):
+    """The whole batch, with gradients; its loss; the weights of losses for "none"; the link."""
+    sizes, queues, usual = WORLDS[world]
+    function, tensors, options, each = whole(call, sizes, queues, dtype or usual)
+    one = LINKS[link]().to(usual)
+    loss = getattr(taufree, function)(*tensors, **options, link=one, reduction=reduction, backend="reference")
+    weights = each[: loss.numel()] if reduction == "none" else torch.ones(())
+    (loss * weights).sum().backward()
+    return function, tensors, options, loss.detach(), weights, one
+
+
+def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu"):
+    """Relative errors of the loss and of every gradient against one process on the whole batch.
+
+    A rank's rows get W times their gradient, which DDP's averaging divides by W; with "none" each rank
+    differentiates its own rows' part of the sum.
+    """
+    sizes, queues, usual = WORLDS[world]
+    function, tensors, options, expected, weights, one = one_process(call, link, reduction, world, dtype)
+    several = LINKS[link]().to(device, usual)
+    names = CALLS[call][1]
+    mine = [own(x, name, sizes, queues, rank, device) for x, name in zip(tensors, names, strict=True)]
+    integers = torch.uint16 if world == 3 else torch.int64
+    mine_options = {  # ids and labels as columns of a table: not contiguous
+        k: own(torch.stack([v, -v], 1).to(integers), k, sizes, queues, rank, device)[:, 0]
+        if isinstance(v, torch.Tensor)
+        else v
+        for k, v in options.items()
+    }
+    found = getattr(taufree, function)(
+        *mine, **mine_options, link=several, reduction=reduction, gather_distributed=True, backend=backend
+    )
+    factor, total = world, torch.tensor(1.0)
+    if reduction != "mean":
+        total = torch.tensor(float(sum(sizes)))
+    if reduction == "none":
+        views = (2 if function == "nt_xent" else 1, sum(sizes))
+        expected, weights = (
+            torch.cat([x.split(sizes)[rank] for x in each.reshape(views)]) for each in (expected, weights)
+        )
+        factor = 1
+    (found * weights.to(device)).sum().backward()
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    errors = [error(found.detach(), expected)]
+    for x, y, name in zip(tensors, mine, names, strict=True):
+        if x.requires_grad:
+            assert y.grad.dtype == y.dtype
+            errors.append(error(y.grad / factor, own(x.grad, name, sizes, queues, rank), x.grad))
+    for p, q in zip(one.buffers(), several.buffers(), strict=True):  # what a link remembers of the batch
+        errors.append(error(q, p))
+        assert p < 0.9
+    for p, q in zip(one.parameters(), several.parameters(), strict=True):
+        dist.all_reduce(q.grad)
+        errors.append(error(q.grad / factor, p.grad, total))  # its terms cancel: what counts is their number
+    return errors
+
+
+def error(found, expected, scale=None):
+    norm = (expected if scale is None else scale).double().norm()
+    return float((found.cpu().double() - expected.double()).norm() / norm.clamp(min=1e-12))
+
+
+@contextlib.contextmanager
+def forced(way):
+    """The exchange that is to be tested, whatever the size."""
+    before, distributed.GATHERED = distributed.GATHERED, -1 if way == "ring" else 2**60
+    try:
+        yield
+    finally:
+        distributed.GATHERED = before
+
+
+def run(rank, work, worlds, ports, folder):
+    """``work`` in one world after the other; ranks that a world does not have wait no longer."""
+    torch.set_num_threads(1)
+    blockwise.TILE = 4
+    for world, port in zip(worlds, ports, strict=True):
+        if rank < world:
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            dist.init_process_group("gloo", rank=rank, world_size=world)
+            found = work(rank, world)
+            (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found))
+            if world != worlds[-1]:
+                # Of torch 2.6 this keeps other threads from Python, and waits for gloo's, which may just be
+                # letting go of a tensor and need it.
+                time.sleep(0.2)
+                dist.destroy_process_group()
+    # gloo's threads may outlive their group, and then abort an orderly end of the process; after a collective
+    # that failed, the end of the group itself may wait for ever.
+    os._exit(0)

@@ -1,0 +1,117 @@
+"""temperature_free, and what the drop-ins share."""
+
+import subprocess
+import sys
+
+import info_nce
+import lightly.loss
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, reducers
+
+import taufree
+from taufree import LogOdds, Temperature, integrations, temperature_free
+from tests.support.gcl import GCL
+from tests.test_equivalence import rows
+
+A, B = rows(8, 6), rows(8, 6, seed=1)
+LABELS = torch.arange(8) // 2
+
+
+def test_taufrees_own_losses():
+    loss = taufree.InfoNCE(symmetric=True, link=Temperature(0.1), reduction="sum")
+    found = temperature_free(loss)
+    assert isinstance(loss.link, Temperature)
+    torch.testing.assert_close(found(A, B), taufree.info_nce(A, B, symmetric=True, reduction="sum"))
+    kept = temperature_free(taufree.SupCon(link=LogOdds(gain=2.0)))
+    assert kept.link.gain == 2.0
+    measured = taufree.NTXent(link=taufree.CalibratedLogOdds())
+    measured(A, B)
+    kept = temperature_free(measured)
+    assert isinstance(kept.link, taufree.CalibratedLogOdds)
+    assert kept.link.moment == measured.link.moment < 1
+    assert isinstance(temperature_free(taufree.NTXent(link=taufree.LearnableTemperature())).link, LogOdds)
+
+
+def cases():
+    pairs = losses.NTXentLoss(0.3, reducer=reducers.ThresholdReducer(low=0.1))
+    views = {"args": (A, B)}
+    yield lightly.loss.NTXentLoss(0.3), views, lambda: taufree.nt_xent(A, B)
+    yield info_nce.InfoNCE(0.3, "sum"), views, lambda: taufree.info_nce(A, B, reduction="sum")
+    yield pairs, {"args": (A, LABELS)}, lambda: taufree.nt_xent(A[::2], A[1::2])
+    yield losses.SupConLoss(0.3), {"args": (A, LABELS)}, lambda: taufree.sup_con(A, LABELS)
+    yield losses.SelfSupervisedLoss(losses.NTXentLoss(0.3)), views, lambda: taufree.nt_xent(A, B)
+    yield (
+        GCL.losses.InfoNCE(0.3),
+        {"args": (A, B, torch.eye(8), 1 - torch.eye(8))},
+        lambda: taufree.info_nce(A, B),
+    )
+
+
+@pytest.mark.parametrize(("loss", "call", "expected"), list(cases()), ids=lambda x: type(x).__name__)
+def test_twins_are_free_and_the_originals_stay(loss, call, expected):
+    before = loss(*call["args"])
+    found = temperature_free(loss)
+    torch.testing.assert_close(found(*call["args"]), expected())
+    torch.testing.assert_close(temperature_free(found)(*call["args"]), expected())  # a twin is known as well
+    assert loss(*call["args"]) == before != expected()
+
+
+def test_the_other_settings_are_kept():
+    bank = lightly.loss.NTXentLoss(0.3, memory_bank_size=(16, 6), gather_distributed=True).eval()
+    bank(A, B)
+    found = temperature_free(bank)
+    assert found.temperature is None
+    assert found.gather_distributed
+    assert not found.training
+    assert found.memory_bank.bank.equal(bank.memory_bank.bank)
+    assert found.memory_bank.bank_ptr == 8
+    pairs = losses.NTXentLoss(0.3, reducer=reducers.ThresholdReducer(low=0.1))
+    assert temperature_free(pairs).reducer.low == 0.1
+    weighted = temperature_free(lightly.loss.DCLWLoss(0.3, sigma=0.7))
+    assert weighted.weight_fn.keywords == {"sigma": 0.7}
+    assert temperature_free(lightly.loss.DCLLoss(weight_fn=max)).weight_fn is max
+
+
+def test_what_it_does_not_know_is_said():
+    with pytest.raises(
+        TypeError, match=r"loss must be a loss of taufree or .*lightly.* got CrossEntropyLoss of torch"
+    ):
+        temperature_free(torch.nn.CrossEntropyLoss())
+    with pytest.raises(TypeError, match=r"got the class NTXent of taufree\.losses\.$"):
+        temperature_free(taufree.NTXent)
+    with pytest.raises(
+        TypeError, match=r"loss must be one of DCLLoss, DCLWLoss, NTXentLoss, got BarlowTwinsLoss"
+    ):
+        temperature_free(lightly.loss.BarlowTwinsLoss())
+
+    class Mine(lightly.loss.NTXentLoss):
+        """What it does otherwise cannot be known."""
+
+    with pytest.raises(TypeError, match="got Mine"):
+        temperature_free(Mine())
+    with pytest.raises(ValueError, match="distance must be CosineSimilarity"):
+        temperature_free(losses.NTXentLoss(distance=distances.LpDistance()))
+
+
+def test_a_missing_library_is_one_sentence():
+    code = """
+import sys
+sys.modules["lightly"] = None
+try:
+    import taufree.integrations.lightly
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert found == "this drop-in needs lightly, but there is no module lightly: pip install lightly\n"
+
+
+def test_what_a_library_lacks_itself_is_named():
+    with (
+        pytest.raises(
+            ModuleNotFoundError, match="needs PyGCL, but there is no module nowhere: pip install nowhere"
+        ),
+        integrations.needs("PyGCL", "GCL"),
+    ):
+        import nowhere  # noqa: F401
