@@ -1,4 +1,4 @@
-"""What the processes of experiments/training/test_ranks.py do: two ranks, without torchrun and the command."""
+"""What the processes of experiments/training/test_ranks.py do: two ranks, without torchrun or the command."""
 
 from __future__ import annotations
 
