@@ -26,11 +26,11 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
-# reading-the-report.md reads files of the reader's; its calls are tested in tests/diagnostics.
+# report.md reads files of the reader's; its calls are tested in tests/diagnostics.
 SNIPPETS = [
     (page.name, code)
     for page in PAGES
-    if page.name != "reading-the-report.md"
+    if page.name != "report.md"
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     if code.startswith(("import", "from"))
 ]

@@ -1,7 +1,7 @@
 """The paper's graph table: GRACE on CiteSeer, six links, twenty paired seeds, beside the paper's figures.
 
     python -m benchmarks.paper.citeseer --data FOLDER --jobs 4 # goes on where it was interrupted
-    python -m benchmarks.paper.citeseer --table # the tables of docs/graphs.md, from the results
+    python -m benchmarks.paper.citeseer --table # the tables of docs/results/graphs.md, from the results
 
 Writes benchmarks/results/citeseer.jsonl, the raw lines with every twentieth epoch of their curves.
 """

@@ -1,7 +1,7 @@
 """The paper's image table: SimCLR on Imagenette, five links, paired seeds, beside the paper's figures.
 
     python -m benchmarks.paper.imagenette --data FOLDER # goes on where it was interrupted
-    python -m benchmarks.paper.imagenette --table # table and picture of docs/images.md again
+    python -m benchmarks.paper.imagenette --table # table and picture of docs/results/images.md again
     python -m benchmarks.paper.imagenette --speed [--data FOLDER] # images per second; noise without a folder
 
 Writes benchmarks/results/imagenette.jsonl, the raw line of each run when it ends, with every twentieth epoch

@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper.mabel half ENCODER runs/minilm # a copy of a model's folder, weights in float16
     python -m benchmarks.paper.mabel run --data FOLDER --encoder runs/minilm --seconds 540 --jobs 5
-    python -m benchmarks.paper.mabel table # the tables of docs/language.md, from the results
+    python -m benchmarks.paper.mabel table # the tables of docs/results/language.md, from the results
 
 The paper's BERT-base needs a download of 440 MB; ``--model bert-base-uncased`` takes it, or any other masked
 language model. Without it, ``run`` makes one of a small encoder by `taufree pretrain-mlm` (runs/adapted, its

@@ -1,7 +1,7 @@
 """The paper's anomaly table: MSC on CIFAR-10 by class and link, beside the paper's figures.
 
     python -m benchmarks.paper.msc --data FOLDER --weights FILE --jobs 3 --seconds 540 # until all is done
-    python -m benchmarks.paper.msc --table # the tables of docs/anomalies.md, from the results
+    python -m benchmarks.paper.msc --table # the tables of docs/results/anomalies.md, from the results
     python -m benchmarks.paper.msc --speed --weights FILE # images per second; noise for want of a folder
 
 FOLDER holds cifar10.npz, FILE the weights of a ResNet-50 as it was published first; for others name the

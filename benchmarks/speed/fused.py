@@ -3,7 +3,7 @@
     python -m benchmarks.speed.fused                  # everything but tune; some minutes on an H200
     python -m benchmarks.speed.fused --only error     # or: steps, graphs, symmetry, million, profile, tune
     python -m benchmarks.speed.fused --only steps --sizes 16384x512
-    python -m benchmarks.speed.fused --table FILE     # the tables of docs/kernels.md, from such a file
+    python -m benchmarks.speed.fused --table FILE     # the tables of docs/explanation/kernels.md from it
 
 A step is a forward and a backward on bfloat16 rows; taufree.bench says what the floor counts and how each
 library is called. Writes benchmarks/results/fused-<gpu>.json after every part, with the goals and whether

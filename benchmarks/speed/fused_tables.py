@@ -1,4 +1,4 @@
-"""The tables of docs/kernels.md, from the results of fused.py."""
+"""The tables of docs/explanation/kernels.md, from the results of fused.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other ways to a scale from the negatives, tried beside CalibratedLogOdds: see docs/calibration.md.
+"""Other ways to a scale from the negatives, tried beside CalibratedLogOdds: see docs/studies/calibration.md.
 
 Links for a study, trained as ``alternatives:Centred`` and so on: they look at all pairs of a batch at once
 and wait for the device. :class:`Full` and :class:`WithCount` take mean(c^2) as CalibratedLogOdds does,

@@ -3,7 +3,7 @@
     python -m benchmarks.studies.calibration --data FOLDER --tasks digits,citeseer --jobs 2
     python -m benchmarks.studies.calibration --data FOLDER --tasks imagenette --seconds 540 # again and again
     python -m benchmarks.studies.calibration --tasks "alternatives on digits" --jobs 2 # other ways to a gain
-    python -m benchmarks.studies.calibration --table # docs/calibration.md
+    python -m benchmarks.studies.calibration --table # docs/studies/calibration.md
     python -m benchmarks.studies.calibration --cost # what measuring costs
 
 Writes one line for each run to benchmarks/results/calibration.jsonl, with every twentieth epoch of its

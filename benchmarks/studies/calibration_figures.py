@@ -1,4 +1,4 @@
-"""The pictures of docs/calibration.md, from the lines of the study."""
+"""The pictures of docs/studies/calibration.md, from the lines of the study."""
 
 from __future__ import annotations
 

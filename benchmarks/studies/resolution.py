@@ -1,7 +1,7 @@
 """Does the resolution of the log-odds link matter? Accuracy for many ways to treat cosines near 1.
 
     python -m benchmarks.studies.resolution --data FOLDER --jobs 3 # all runs; what is there is not run again
-    python -m benchmarks.studies.resolution --table # the tables of docs/resolution.md
+    python -m benchmarks.studies.resolution --table # the tables of docs/studies/resolution.md
 
 A variant is a treatment (smooth with a resolution, or clamped at a distance) in an arithmetic. Every variant
 of a seed starts from the same weights and sees the same views. A run has collapsed if its features are not at

@@ -82,7 +82,7 @@ class LogOdds(Link):
     Args:
         gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
         resolution: delta >= 0, the distance below which two vectors count as the same. It makes the
-            link finite and differentiable at c = 1; it is not a temperature (see docs/numerics.md).
+            link finite and differentiable at c = 1; it is not a temperature (docs/explanation/numerics.md).
 
     Example:
         >>> LogOdds(resolution=0.0)(torch.tensor([0.0, 0.5])).tolist()
@@ -125,7 +125,7 @@ class CalibratedLogOdds(Link):
     The cosines of random directions in nu dimensions have a mean square of 1/nu. Taking the negatives for
     such, nu is their effective dimension, and g gives the link at c = 0 the slope of the log-odds that a
     random pair is less similar than this one. On the ordinary sphere, nu = 3, g is 1, the paper's link; fewer
-    dimensions leave it at 1. See docs/calibration.md.
+    dimensions leave it at 1. See docs/studies/calibration.md.
 
     While training, each loss first measures the mean of c^2 over its own negatives, without gradient.
     ``moment`` remembers it from loss to loss: it stays where it is as long as that is within the batch's own

@@ -52,7 +52,7 @@ def test_the_quick_preset_changes_what_the_documentation_says_and_nothing_else()
     changed = {name: value for name, value in vars(quick).items() if value != getattr(full, name)}
     assert changed == {"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}
     assert seeds == 1
-    page = " ".join((ROOT / "docs" / "images.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "results" / "images.md").read_text().split())
     assert "256 training and 256 validation images, 3 epochs, batches of 64, views of 64 pixels" in page
 
 

@@ -62,7 +62,7 @@ def test_the_quick_preset_changes_what_the_documentation_says_and_nothing_else()
         "epochs": 1, "batch_size": 16, "crop": 64, "subset": 64, "backbone": "resnet18", "weights": "random",
     }  # fmt: skip
     assert seeds == 1
-    page = " ".join((ROOT / "docs" / "anomalies.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "results" / "anomalies.md").read_text().split())
     assert "64 normal and 64 test images, one epoch, batches of 16, views of 64 pixels" in page
 
 

@@ -1,6 +1,6 @@
 """Fused GPU kernels: the loss and its gradient at linear memory, close to the rate of matrix products.
 
-Same contract as the other backends. See docs/kernels.md for how it works and how fast it is.
+Same contract as the other backends. See docs/explanation/kernels.md for how it works and how fast it is.
 """
 
 from __future__ import annotations
