@@ -133,5 +133,5 @@ def test_a_batch_without_two_views_is_told():
 
 def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs lightning.*: pip install lightning$"):
+    with pytest.raises(ModuleNotFoundError, match=r'needs lightning: pip install "taufree\[lightning\]"$'):
         runpy.run_path(integration.__file__)

@@ -111,5 +111,5 @@ def test_what_cannot_be_done_is_said():
 
 def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs open_clip_torch.*: pip install open_clip_torch$"):
+    with pytest.raises(ModuleNotFoundError, match=r'needs open_clip: pip install "taufree\[open-clip\]"$'):
         runpy.run_path(integration.__file__)

@@ -274,7 +274,6 @@ def test_the_librarys_trainer_trains_with_it_and_the_model_card_cites_the_paper(
 
 def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"sentence-transformers.*: pip install sentence-transformers$"
-    ):
+    cure = r'pip install "taufree\[sentence-transformers\]"$'
+    with pytest.raises(ModuleNotFoundError, match=f"needs sentence_transformers: {cure}"):
         runpy.run_path(integration.__file__)

@@ -10,8 +10,8 @@ from lightning.fabric import Fabric
 from lightning_utilities.core import rank_zero
 from torch.optim.lr_scheduler import LambdaLR
 
-from taufree.experiments.training.run import BadInputError
 from taufree.util import machine as environment
+from taufree.util.errors import BadInputError
 from taufree.util.machine import choose_device, compiles, hardware, hush, versions
 
 

@@ -12,12 +12,11 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from taufree.cli.messages import complain
+from taufree.util.errors import MissingPackageError
+from taufree.util.optional import needs
 
 if TYPE_CHECKING:
     import typer
-
-# As everywhere, right for an installed clone too: pip leaves that alone and adds what the extra needs.
-_INSTALL = 'the command taufree needs {} as well: pip install "taufree[cli]"'
 
 
 def build() -> typer.Typer:
@@ -47,9 +46,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: not all terminals have a plus-minus
     try:
-        build()(prog_name="taufree")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("taufree"):
-            raise
-        told = "pip install" in str(error)
-        sys.exit(complain(str(error) if told else _INSTALL.format(error.name)))
+        with needs("taufree[cli]"):
+            build()(prog_name="taufree")
+    except MissingPackageError as error:
+        sys.exit(complain(str(error)))

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, need, path, refuse, writable
+from taufree.cli.messages import bar, path, refuse, writable
+from taufree.util.optional import require
 
 
 def bias(
@@ -117,7 +118,7 @@ def pretrain_mlm(
     Example:
       taufree pretrain-mlm FOLDER/encoder --data FOLDER --out models/adapted
     """
-    need("lightning")
+    require("lightning", "taufree[cli]")
     from taufree.experiments.language.pretrain import PretrainSettings, pretrain
     from taufree.util.machine import choose_device
 

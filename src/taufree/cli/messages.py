@@ -5,16 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
-
-
-def need(package: str) -> None:
-    """Say now that a package is missing which only other processes will import."""
-    if find_spec(package) is None:
-        raise ModuleNotFoundError(name=package)
 
 
 def path(given: str | Path) -> Path:

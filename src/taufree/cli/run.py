@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taufree.cli.messages import need, path, refuse
+from taufree.cli.messages import path, refuse
+from taufree.util.optional import require
 
 if TYPE_CHECKING:
     from taufree.experiments.sweep.results import Line
@@ -133,12 +134,13 @@ def run(
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
-    need("lightning")  # only the workers import it, and this is the place to say that it is missing
+    require("lightning", "taufree[cli]")  # only the workers import it; say here that it is missing
     from taufree.experiments.link_names import parse_links
     from taufree.experiments.recipe import choose_settings, find_recipe
     from taufree.experiments.sweep.driver import sweep
     from taufree.experiments.training import ranks
-    from taufree.experiments.training.run import BadInputError, Run
+    from taufree.experiments.training.run import Run
+    from taufree.util.errors import BadInputError
     from taufree.util.machine import choose_device
 
     out = out or Path("runs") / recipe

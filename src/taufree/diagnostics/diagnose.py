@@ -13,9 +13,9 @@ from torch import Tensor
 from taufree import Link, Temperature
 from taufree.diagnostics.anchors import TAUS, Measured, blocks, measure, optimum_scale, pieces, schemes
 from taufree.diagnostics.diagnosis import COSINE_EDGES, OPTIMAL, SCALE_EDGES, VANISHED, Diagnosis, Scheme
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import numpy as np
     from numpy.typing import NDArray
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from taufree.diagnostics.anchors import HARDEST
 from taufree.diagnostics.theory.closed_forms import dimension_temperature
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import numpy as np
 
 OPTIMAL = 0.95

@@ -17,9 +17,9 @@ from taufree.diagnostics.diagnosis import (
 )
 from taufree.util.files import write_whole
 from taufree.util.html_page import Page
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import numpy as np
     import plotly.graph_objects as go
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from taufree.diagnostics.diagnose import table
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import numpy as np
     import pyarrow
     import pyarrow.parquet

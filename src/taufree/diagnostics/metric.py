@@ -10,9 +10,9 @@ from torch import Tensor
 
 from taufree.diagnostics.anchors import TAUS, blocks, measure, schemes
 from taufree.diagnostics.diagnosis import OPTIMAL, VANISHED
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("lightning"):
+with needs("taufree[lightning]"):
     from torchmetrics import Metric
 
 

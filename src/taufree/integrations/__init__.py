@@ -7,8 +7,7 @@ means that temperature, and then the loss is the original's. A library is import
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -107,16 +106,3 @@ def as_twin(loss: Any, twins: Mapping[type, type], **settings: object) -> Any:
         f"loss must be one of {', '.join(sorted({one.__name__ for one in twins}))}, "
         f"got {type(loss).__name__} of {type(loss).__module__}."
     )
-
-
-@contextmanager
-def needs(package: str, module: str) -> Iterator[None]:
-    """Around the import of ``module``, which ``pip install package`` brings: says so where it is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = package if str(error.name).partition(".")[0] == module else error.name
-        raise ModuleNotFoundError(
-            f"this drop-in needs {package}, but there is no module {error.name}: pip install {missing}",
-            name=error.name,
-        ) from error

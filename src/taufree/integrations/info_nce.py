@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 import taufree
-from taufree.integrations import as_twin, link_of, needs
+from taufree.integrations import as_twin, link_of
+from taufree.util.optional import needs
 
-with needs("info-nce-pytorch", "info_nce"):
+with needs("taufree[info-nce]", "info_nce"):
     import info_nce as original
 
 __all__ = ["InfoNCE", "info_nce", "temperature_free"]

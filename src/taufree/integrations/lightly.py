@@ -12,9 +12,10 @@ from torch.nn.functional import normalize
 from taufree import info_nce, nt_xent
 from taufree.backends import numerics as precision
 from taufree.functional import check_alike
-from taufree.integrations import as_twin, decoupled, link_of, needs, positive
+from taufree.integrations import as_twin, decoupled, link_of, positive
+from taufree.util.optional import needs
 
-with needs("lightly", "lightly"):
+with needs("taufree[lightly]", "lightly"):
     from lightly import loss as original
     from lightly.models.modules.memory_bank import MemoryBankModule
 

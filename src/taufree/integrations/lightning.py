@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from taufree.diagnostics.anchors import TAUS
-from taufree.integrations import needs
 from taufree.losses import NTXent
+from taufree.util.optional import needs
 
-with needs("lightning", "lightning"):
+with needs("taufree[lightning]", "lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     from taufree.diagnostics.metric import ContrastiveDiagnostics

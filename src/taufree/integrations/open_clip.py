@@ -7,9 +7,9 @@ from torch import Tensor
 
 from taufree import distributed
 from taufree.functional import check_alike, info_nce
-from taufree.integrations import needs
+from taufree.util.optional import needs
 
-with needs("open_clip_torch", "open_clip"):
+with needs("taufree[open-clip]", "open_clip"):
     import open_clip
 
 

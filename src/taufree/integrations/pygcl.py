@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from taufree import info_nce, nt_xent
-from taufree.integrations import as_twin, link_of, needs
+from taufree.integrations import as_twin, link_of
 from taufree.integrations.masks import check_rows, masked_losses
+from taufree.util.optional import needs
 
-with needs("PyGCL", "GCL"):
+with needs("taufree[pygcl]", "GCL"):
     from GCL import losses as original
 
 

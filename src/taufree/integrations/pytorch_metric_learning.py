@@ -16,11 +16,12 @@ from torch.nn.functional import softplus
 
 from taufree import nt_xent, sup_con
 from taufree.backends.numerics import result_dtype
-from taufree.integrations import as_twin, link_of, needs
+from taufree.integrations import as_twin, link_of
 from taufree.integrations.masks import check_rows, masked_losses, similarity
 from taufree.links import Link
+from taufree.util.optional import needs
 
-with needs("pytorch-metric-learning", "pytorch_metric_learning"):
+with needs("taufree[metric-learning]", "pytorch_metric_learning"):
     from pytorch_metric_learning import losses as original
     from pytorch_metric_learning.distances import CosineSimilarity
     from pytorch_metric_learning.losses.base_loss_wrapper import BaseLossWrapper

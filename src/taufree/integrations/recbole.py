@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from taufree import Link, info_nce, nt_xent
-from taufree.integrations import decoupled, link_of, needs
+from taufree.integrations import decoupled, link_of
+from taufree.util.optional import needs
 
 # One of RecBole's modules turns PyTorch's search for NaN on as it is imported, which slows every backward.
 _searching = torch.is_anomaly_enabled()

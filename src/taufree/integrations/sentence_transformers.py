@@ -18,10 +18,11 @@ from taufree.backends.numerics import normalize, result_dtype, similarity
 from taufree.backends.reference import masked_logits
 from taufree.contrast import Contrast
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import FREE, link_of, needs, positive
+from taufree.integrations import FREE, link_of, positive
 from taufree.links import Link, LogOdds, Temperature
+from taufree.util.optional import needs
 
-with needs("sentence-transformers", "sentence_transformers"):
+with needs("taufree[sentence-transformers]", "sentence_transformers"):
     from sentence_transformers import util
     from sentence_transformers.sentence_transformer import losses
 

@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 
 from taufree.util.files import write_whole
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import plotly.graph_objects as go
     from plotly.offline import get_plotlyjs
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 
 import taufree
-from taufree.experiments.training.run import BadInputError
+from taufree.util.errors import BadInputError
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true")

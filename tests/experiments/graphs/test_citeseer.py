@@ -18,8 +18,9 @@ from taufree.cli import build
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.citeseer import CiteSeer, CiteSeerSettings, with_self_pairs
 from taufree.experiments.graphs.grace import Graph
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
+from taufree.util.errors import BadInputError
 from tests.support.breaking_off import assert_goes_on
 from tests.support.paths import DATA
 

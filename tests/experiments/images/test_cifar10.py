@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from taufree.experiments.images.cifar10 import CLASSES, Cifar10, Cifar10Settings
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
+from taufree.util.errors import BadInputError
 
 
 def write(folder, train=60, test=20, **changes):

@@ -15,8 +15,9 @@ from taufree.cli import build
 from taufree.experiments.images.imagenette import NAMES, Imagenette, find_imagenette
 from taufree.experiments.images.simclr import ImageSettings
 from taufree.experiments.recipe import choose_settings, find_recipe
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
+from taufree.util.errors import BadInputError
 from tests.support.paths import DATA, ROOT
 from tests.support.photographs import write_folder
 

@@ -16,8 +16,9 @@ from taufree.experiments.images.imagenette import find_imagenette
 from taufree.experiments.images.msc import MSC, MSCSettings
 from taufree.experiments.recipe import choose_settings
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
+from taufree.util.errors import BadInputError
 from tests.experiments.images.test_cifar10 import write
 from tests.support.paths import DATA, ROOT
 from tests.support.photographs import write_folder

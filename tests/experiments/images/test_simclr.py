@@ -14,8 +14,9 @@ from taufree.experiments.images.augment import Parameters, augment
 from taufree.experiments.images.folder import FolderOfImages
 from taufree.experiments.images.simclr import Encoder, ImageSettings
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
+from taufree.util.errors import BadInputError
 from tests.support.photographs import write_folder
 
 TINY = {"epochs": 3, "batch_size": 8, "crop": 32, "neighbours": 5}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from taufree.experiments.sweep.results import KEYS, Results, line_key
-from taufree.experiments.training.run import BadInputError
+from taufree.util.errors import BadInputError
 
 
 def line(seed=0, link="free", **changes):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import BadInputError
+from taufree.util.errors import BadInputError
 
 
 def tied() -> nn.Module:

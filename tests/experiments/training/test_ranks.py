@@ -19,8 +19,9 @@ from taufree.cli import build
 from taufree.experiments.digits import Digits, DigitsSettings
 from taufree.experiments.images.simclr import ImageSettings
 from taufree.experiments.training import ranks
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
+from taufree.util.errors import BadInputError
 from tests.support.paths import DATA
 from tests.support.photographs import write_folder
 from tests.support.together import work

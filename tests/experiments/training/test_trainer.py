@@ -11,8 +11,9 @@ from safetensors.torch import save_model
 from taufree.experiments.digits import Digits, DigitsSettings
 from taufree.experiments.sweep.results import KEYS
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import CURVES, Training, seed_everything, train
+from taufree.util.errors import BadInputError
 
 TINY = DigitsSettings(epochs=3, batch_size=128)
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
     from scipy.special import betainc, betaincc, betaln, digamma, xlog1py, xlogy

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from taufree.diagnostics.theory import closed_forms as theory
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("cli"):
+with needs("taufree[cli]"):
     import matplotlib
     import numpy as np
     from matplotlib.figure import Figure

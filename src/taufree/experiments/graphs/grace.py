@@ -17,21 +17,17 @@ from filelock import FileLock
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
-from taufree.experiments.training.run import BadInputError
+from taufree.util.optional import needs
 
-try:
-    with warnings.catch_warnings():  # newer versions of torch announce the end of torch.jit at this import
-        warnings.simplefilter("ignore")
-        from torch_geometric.data import Data
-        from torch_geometric.datasets import Planetoid
-        from torch_geometric.io import read_planetoid_data
-        from torch_geometric.nn import GCNConv
-        from torch_geometric.nn.conv.gcn_conv import gcn_norm
-        from torch_geometric.transforms import NormalizeFeatures
-except ModuleNotFoundError as error:
-    raise BadInputError(
-        f'recipes on graphs need {error.name} as well: pip install "taufree[graph]"'
-    ) from error
+# Newer versions of torch announce the end of torch.jit at this import.
+with needs("taufree[graph]"), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch_geometric.data import Data
+    from torch_geometric.datasets import Planetoid
+    from torch_geometric.io import read_planetoid_data
+    from torch_geometric.nn import GCNConv
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+    from torch_geometric.transforms import NormalizeFeatures
 
 FILES = tuple(
     f"ind.citeseer.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")

@@ -13,14 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree.experiments.images.decoded import cache_folder
-from taufree.experiments.training.run import BadInputError
+from taufree.util.optional import needs
 
-try:
+with needs("taufree[images]"):
     from torchvision import models
-except ModuleNotFoundError as error:
-    raise BadInputError(
-        f'recipes on images need {error.name} as well: pip install "taufree[images]"'
-    ) from error
 
 BACKBONES = ("resnet152", "resnet50", "resnet18", "resnet50-v1")
 """torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the

@@ -23,14 +23,10 @@ from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.report.kept import NEIGHBOURS, QUERIES, SHOWN
-from taufree.experiments.training.run import BadInputError
+from taufree.util.optional import needs
 
-try:
+with needs("taufree[images]"):
     from torchvision.models import resnet18
-except ModuleNotFoundError as error:
-    raise BadInputError(
-        f'recipes on images need {error.name} as well: pip install "taufree[images]"'
-    ) from error
 
 
 @dataclass(frozen=True)

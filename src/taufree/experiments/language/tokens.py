@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.experiments.training.run import BadInputError
+from taufree.util.optional import needs
 
 STEP = 16
 """Batches are padded to a multiple of this, so that there are few different shapes."""
@@ -119,13 +119,9 @@ def logits_at(model: nn.Module, ids: Tensor, attention: Tensor, positions: Tenso
 @contextmanager
 def quiet() -> Iterator[None]:
     """transformers and its hub without bars and warnings; who calls says what there is to say."""
-    try:
+    with needs("taufree[language]"):
         from huggingface_hub.utils import logging as hub
         from transformers import logging
-    except ModuleNotFoundError as error:
-        raise BadInputError(
-            f'recipes on language need {error.name} as well: pip install "taufree[language]"'
-        ) from error
     verbosity, bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.get_verbosity()
     logging.set_verbosity_error()
     hub.set_verbosity(ERROR)  # without a network it counts its attempts

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taufree.experiments.recommendation.interactions import COLUMNS, left_out
-from taufree.util.optional import extra
+from taufree.util.optional import needs
 
-with extra("rec"):
+with needs("taufree[rec]"):
     import polars as pl
 
 NAMES = {

@@ -19,7 +19,8 @@ from taufree.experiments.sweep.local import Event, work
 from taufree.experiments.sweep.results import Line, Results, line_key
 from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import BadInputError, Run, run_key
+from taufree.experiments.training.run import Run, run_key
+from taufree.util.errors import BadInputError
 
 
 @dataclass

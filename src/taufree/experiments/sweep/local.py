@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from taufree.experiments.training import ranks
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
+from taufree.util.errors import BadInputError
 
 # Read by a process when it starts; libraries that do not know them leave them alone.
 _ENVIRONMENT = {

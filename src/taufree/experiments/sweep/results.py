@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from filelock import FileLock, Timeout
 
 from taufree.experiments.link_names import temperature_of
-from taufree.experiments.training.run import BadInputError, run_key
+from taufree.experiments.training.run import run_key
+from taufree.util.errors import BadInputError
 
 KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
 OBJECTS = ("settings", "metrics", "versions", "hardware", "curves")

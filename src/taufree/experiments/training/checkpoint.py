@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from taufree.experiments.training.run import BadInputError
+from taufree.util.errors import BadInputError
 
 
 class Checkpoint:

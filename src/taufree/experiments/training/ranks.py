@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from taufree.experiments.recipe import BatchSettings, Recipe, Settings
-from taufree.experiments.training.run import BadInputError
+from taufree.util.errors import BadInputError
 
 PATIENCE = 5.0
 """Seconds that rank 0 has to say what all ranks have found."""

@@ -12,10 +12,6 @@ from typing import Any
 from taufree.experiments.recipe import Settings, find_recipe
 
 
-class BadInputError(ValueError):
-    """What the user asked for cannot be done; the message is one sentence for them."""
-
-
 @dataclass(frozen=True)
 class Run:
     """A row of the results before it is there; :attr:`recorded_settings`, link and seed tell runs apart."""

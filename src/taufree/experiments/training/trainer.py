@@ -34,7 +34,8 @@ from taufree.experiments.training import ranks
 from taufree.experiments.training.batch_norm import synchronised
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.recorded import Replayed
-from taufree.experiments.training.run import BadInputError, Run
+from taufree.experiments.training.run import Run
+from taufree.util.errors import BadInputError
 from taufree.util.files import write_whole
 from taufree.util.machine import hardware, hush, versions
 
