@@ -1,4 +1,4 @@
-"""The command ``taufree``: one file for each group of subcommands.
+"""The command ``taufree``: one file for each subcommand.
 
 Torch comes with the package; all else that is heavy is imported inside the commands, so that
 ``taufree --help`` answers soon.
@@ -23,8 +23,14 @@ def build() -> typer.Typer:
     """The command with its subcommands."""
     import typer
 
-    from taufree.cli import language, look, sequences
-    from taufree.cli import run as train
+    from taufree.cli.bench import bench
+    from taufree.cli.bias import bias
+    from taufree.cli.diagnose import diagnose
+    from taufree.cli.figures import figures
+    from taufree.cli.pretrain_mlm import pretrain_mlm
+    from taufree.cli.run import run
+    from taufree.cli.sequences import sequences
+    from taufree.cli.version import options
 
     app = typer.Typer(
         name="taufree",
@@ -34,9 +40,8 @@ def build() -> typer.Typer:
         rich_markup_mode=None,  # plain help is filled to the width of the terminal and can be piped
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(look.options)
-    commands = (train.run, sequences.sequences, look.figures, look.diagnose, look.bench)
-    for command in (*commands, language.bias, language.pretrain_mlm):
+    app.callback()(options)
+    for command in (run, sequences, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

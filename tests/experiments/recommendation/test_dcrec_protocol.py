@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from taufree.experiments import recipes
+from taufree.experiments.recommendation import dcrec
 from taufree.experiments.recommendation.interactions import COLUMNS
 from tests.support.shop import begun
 
@@ -55,7 +55,7 @@ def test_the_figures_are_those_of_a_slow_count(shop, tmp_path, monkeypatch):
         text.insert(7, "odd\t1 2 3\tnew" if part == "train" else "odd\t1 2 3 new\tnewer")
         (tmp_path / f"odd.{part}.inter").write_text("\n".join(text) + "\n")
     for name in ("READ_AT_ONCE", "AT_ONCE"):
-        monkeypatch.setattr(recipes.dcrec, name, 13)
+        monkeypatch.setattr(dcrec, name, 13)
     training = begun(tmp_path, epochs=2)
     training.train_epoch()
     recipe, model = training.recipe, training.weights.eval()

@@ -1,4 +1,4 @@
-"""``taufree figures``, ``diagnose`` and ``bench``: look at the theory, at embeddings, at this machine."""
+"""``taufree bench``: time the losses on this machine."""
 
 from __future__ import annotations
 
@@ -11,95 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from taufree.cli.messages import bar, path, refuse, writable
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        from taufree import __version__
-
-        typer.echo(f"taufree {__version__}")
-        raise typer.Exit
-
-
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Contrastive learning without a temperature: compare, draw, diagnose.
-
-    Start with: taufree run
-    """
-
-
-def figures(
-    out: Annotated[
-        Path, typer.Option(parser=path, help="Folder to draw into; made if it is not there.")
-    ] = Path("figures"),
-) -> None:
-    """Draw the paper's figures from the closed forms.
-
-    \b
-    Example:
-      taufree figures --out figures
-    """
-    from taufree.diagnostics.theory.figures import draw_figures
-
-    try:
-        with bar("drawing") as watch:
-            paths = draw_figures(out, watch=watch)
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
-    for drawn in paths:
-        typer.echo(drawn)
-
-
-def diagnose(
-    file: Annotated[
-        Path,
-        typer.Argument(parser=path, metavar="FILE", help="Embeddings: .npy, .npz, .safetensors or .parquet."),
-    ],
-    second: Annotated[
-        Path | None, typer.Argument(parser=path, metavar="SECOND", help="Their positives, row by row.")
-    ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(parser=path, help="Integer labels; rows that share one are positives.")
-    ] = None,
-    out: Annotated[Path, typer.Option(parser=path, help="Folder of the page.")] = Path("diagnosis"),
-) -> None:
-    """Say whether a temperature hurts given embeddings.
-
-    Shows what each temperature, and none, would do with them.
-
-    FILE may hold two arrays (the two views), or one with SECOND or --labels beside it.
-
-    \b
-    Examples:
-      taufree diagnose image.npy text.npy
-      taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
-    """
-    from taufree.diagnostics import diagnose as embeddings
-    from taufree.diagnostics import diagnosis_page
-    from taufree.diagnostics import embedding_files as files
-
-    try:
-        first, pairs, groups = files.load_embeddings(file, second, labels)
-        with bar("anchors looked at") as watch:
-            found = embeddings.diagnose(first, pairs, labels=groups, watch=watch)
-    except (ValueError, TypeError, OSError) as error:
-        refuse(error)
-    try:
-        page = diagnosis_page.write_diagnosis(found, out)
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
-    for line in found.summary():
-        typer.echo(line)
-    typer.echo(f"Page: {page}")
 
 
 def bench(

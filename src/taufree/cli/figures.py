@@ -1,0 +1,34 @@
+"""``taufree figures``: draw the paper's figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from taufree.cli.messages import bar, path, refuse
+
+
+def figures(
+    out: Annotated[
+        Path, typer.Option(parser=path, help="Folder to draw into; made if it is not there.")
+    ] = Path("figures"),
+) -> None:
+    """Draw the paper's figures from the closed forms.
+
+    \b
+    Example:
+      taufree figures --out figures
+    """
+    from taufree.diagnostics.theory.figures import draw_figures
+
+    try:
+        with bar("drawing") as watch:
+            paths = draw_figures(out, watch=watch)
+    except ValueError as error:
+        refuse(error)
+    except OSError as error:
+        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    for drawn in paths:
+        typer.echo(drawn)
