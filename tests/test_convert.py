@@ -11,8 +11,8 @@ from pytorch_metric_learning import distances, losses, reducers
 
 import taufree
 from taufree import LogOdds, Temperature, temperature_free
+from tests.support.comparison import rows
 from tests.support.gcl import GCL
-from tests.test_equivalence import rows
 
 A, B = rows(8, 6), rows(8, 6, seed=1)
 LABELS = torch.arange(8) // 2

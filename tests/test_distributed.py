@@ -3,37 +3,19 @@
 One start of the processes does everything (tests/support); the tests read what it found.
 """
 
-import contextlib
 import itertools
-import json
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
 from taufree.backends.fused import supported
 from taufree.contrast import Contrast
 from tests.support.rank_checks import FSDP, everything, kernels
-from tests.support.ranks import CALLS, WAYS, WORLDS, cases, run
+from tests.support.ranks import CALLS, WAYS, WORLDS, cases, start
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-10}
-
-
-def start(work, worlds, folder):
-    """What each rank of each world found, after one start of the processes."""
-    with contextlib.ExitStack() as stack:
-        free = [stack.enter_context(socket.socket()) for _ in worlds]
-        for one in free:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in free]
-    mp.spawn(run, (work, worlds, ports, str(folder)), max(worlds))
-    return {
-        world: [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
-        for world in worlds
-    }
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,12 @@
 """The ruler itself: memory, time, the floor, agreement, failures as rows, JSON."""
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from taufree.bench import measure
 from taufree.bench.measure import (
     Measured,
     about,
@@ -40,8 +41,15 @@ def test_memory_is_the_peak_of_a_step():
     assert extra_mib(step, leaf) == pytest.approx(5, abs=0.01)
 
 
-def test_time_is_that_of_a_step():
-    assert 20 <= milliseconds(lambda: time.sleep(0.02), "cpu", 10) < 200  # a busy machine wakes up late
+def test_time_is_the_median_of_the_steps_after_the_first(monkeypatch):
+    clock, durations = [0.0], iter([9.0, 0.02, 0.5, 0.03])
+
+    def step():
+        clock[0] += next(durations)
+
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert milliseconds(step, "cpu", budget=10) == pytest.approx(30)
+    assert next(durations, None) is None
 
 
 def test_the_floor_is_counted_at_the_measured_rate():

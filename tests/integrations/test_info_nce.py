@@ -6,8 +6,8 @@ import torch
 
 import taufree
 from taufree.integrations import info_nce as ours
+from tests.support.comparison import agree, rows
 from tests.support.largest import Largest
-from tests.test_equivalence import agree, rows
 
 QUERY, KEY, SHARED, OWN = rows(9, 6), rows(9, 6, seed=1), rows(5, 6, seed=2), rows(9, 4, 6, seed=3)
 CASES = pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.integrations.lightly import DCLLoss, DCLWLoss, NTXentLoss
+from tests.support.comparison import agree, rows
 from tests.support.largest import Largest
-from tests.test_equivalence import agree, rows
 
 A, B = rows(9, 6), rows(9, 6, seed=1)
 

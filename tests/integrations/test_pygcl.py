@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from taufree import info_nce, nt_xent
+from tests.support.comparison import agree, rows
 from tests.support.gcl import GCL
 from tests.support.largest import Largest
-from tests.test_equivalence import agree, rows
 
 from taufree.integrations.pygcl import InfoNCE  # isort: skip (after GCL, see tests/support/gcl.py)
 

@@ -6,8 +6,8 @@ from pytorch_metric_learning import distances, losses, miners, reducers, regular
 
 from taufree import nt_xent, sup_con
 from taufree.integrations.pytorch_metric_learning import NTXentLoss, SupConLoss
+from tests.support.comparison import agree, rows
 from tests.support.largest import Largest
-from tests.test_equivalence import agree, rows
 
 Z, REF = rows(24, 6), rows(30, 6, seed=1)
 LABELS = torch.randint(0, 6, (24,), generator=torch.Generator().manual_seed(2))

@@ -8,9 +8,9 @@ from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
 from taufree.integrations import lightly as for_lightly
 from taufree.integrations import pytorch_metric_learning as for_pairs
+from tests.support.comparison import rows
 from tests.support.integration_rank_checks import SETTINGS, everything
-from tests.test_distributed import start
-from tests.test_equivalence import rows
+from tests.support.ranks import start
 
 A, B = rows(8, 6).detach(), rows(8, 6, seed=1).detach()
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 2, 1])

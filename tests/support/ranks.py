@@ -11,11 +11,13 @@ import functools
 import itertools
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 import taufree
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, distributed
@@ -180,3 +182,17 @@ def run(rank, work, worlds, ports, folder):
     # gloo's threads may outlive their group, and then abort an orderly end of the process; after a collective
     # that failed, the end of the group itself may wait for ever.
     os._exit(0)
+
+
+def start(work, worlds, folder):
+    """What each rank of each world found, after one start of the processes."""
+    with contextlib.ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in worlds]
+        for one in free:
+            one.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1] for one in free]
+    mp.spawn(run, (work, worlds, ports, str(folder)), max(worlds))
+    return {
+        world: [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in worlds
+    }

@@ -7,22 +7,11 @@ from taufree.experiments.images.cifar10 import CLASSES, Cifar10, Cifar10Settings
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
-
-
-def write(folder, train=60, test=20, **changes):
-    draw = np.random.default_rng(0)
-    arrays = {
-        "x_train": draw.integers(0, 256, (train, 32, 32, 3), dtype=np.uint8),
-        "y_train": np.arange(train, dtype=np.uint8) % 10,
-        "x_test": draw.integers(0, 256, (test, 32, 32, 3), dtype=np.uint8),
-        "y_test": (np.arange(test, dtype=np.uint8) % 10)[:, None],
-    }
-    np.savez(folder / "cifar10.npz", **{**arrays, **changes})
-    return folder
+from tests.support.cifar import write_cifar
 
 
 def test_the_file_is_read_and_each_image_keeps_its_label(tmp_path):
-    write(tmp_path)
+    write_cifar(tmp_path)
     recipe = Cifar10(Cifar10Settings(batch_size=8))
     recipe.load(tmp_path)
     images = recipe.images
@@ -38,14 +27,14 @@ def test_the_file_is_read_and_each_image_keeps_its_label(tmp_path):
 
 def test_a_subset_is_even(tmp_path):
     recipe = Cifar10(Cifar10Settings(batch_size=8, subset=20))
-    recipe.load(write(tmp_path))
+    recipe.load(write_cifar(tmp_path))
     assert recipe.images.labels[:20].bincount().tolist() == [2] * 10
     assert len(recipe.images.labels) == 40
 
 
 def test_it_trains(tmp_path):
     settings = Cifar10Settings(epochs=1, batch_size=8, subset=16, neighbours=5)
-    line = train(Run("cifar10", "free", 0, settings, data=write(tmp_path)), tmp_path / "checkpoints")
+    line = train(Run("cifar10", "free", 0, settings, data=write_cifar(tmp_path)), tmp_path / "checkpoints")
     assert set(line["metrics"]) == set(Cifar10.metrics)
     assert (line["settings"]["crop"], line["settings"]["blur"], line["settings"]["small_stem"]) == (
         32,
@@ -64,7 +53,7 @@ def test_it_trains(tmp_path):
 )
 def test_a_file_that_is_missing_or_another_is_one_sentence(tmp_path, changes, sentence):
     if changes is not None:
-        write(tmp_path, **changes)
+        write_cifar(tmp_path, **changes)
     with pytest.raises(BadInputError, match=sentence):
         train(Run("cifar10", "free", 0, Cifar10Settings(), data=tmp_path), tmp_path)
 

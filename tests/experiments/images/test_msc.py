@@ -19,7 +19,7 @@ from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
-from tests.experiments.images.test_cifar10 import write
+from tests.support.cifar import write_cifar
 from tests.support.paths import DATA, ROOT
 from tests.support.photographs import write_folder
 
@@ -35,7 +35,7 @@ def _home(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory):
     """A hundred images of noise to train with, thirty to test, in CIFAR-10's layout."""
-    return write(tmp_path_factory.mktemp("cifar"), 100, 30)
+    return write_cifar(tmp_path_factory.mktemp("cifar"), 100, 30)
 
 
 def tiny(data, link="free", device="cpu", **changes):

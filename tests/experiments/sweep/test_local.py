@@ -90,7 +90,7 @@ def test_too_little_memory_is_a_sentence_and_a_mistake_shows_its_place():
         assert reason(error, "cuda").startswith("the cuda has too little memory for it, try a smaller")
     with pytest.raises(ZeroDivisionError) as mistake:
         1 / 0  # noqa: B018
-    assert "test_workers.py" in reason(mistake.value, "cpu")
+    assert "test_local.py" in reason(mistake.value, "cpu")
 
 
 def test_of_several_ranks_one_that_dies_ends_the_work(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
 from tests.support.paths import DATA
 from tests.support.photographs import write_folder
-from tests.support.together import work
+from tests.support.training_rank_checks import work
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1]), "COLUMNS": "120"}
 TWO = {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}

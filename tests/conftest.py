@@ -13,7 +13,8 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory):
-    from tests.support.shop import write_shop  # needs PyG, as few tests do
+    """A small data set for DCRec."""
+    from tests.support.shop import write_shop  # needs PyTorch Geometric, as few tests do
 
     folder = tmp_path_factory.mktemp("shop")
     write_shop(folder)

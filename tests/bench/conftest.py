@@ -1,1 +1,0 @@
-from tests.experiments.conftest import one_thread  # noqa: F401

@@ -1,0 +1,14 @@
+"""Random rows, and the agreement of two losses in value and gradients."""
+
+import torch
+
+
+def rows(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def agree(ours, theirs, *inputs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    grads = zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True)
+    for one, other in grads:
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
