@@ -9,28 +9,7 @@ from torch.nn.functional import normalize
 
 from taufree.backends import moments
 from taufree.contrast import Contrast
-
-
-def rows(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def contrasts(n, d):
-    a, queue, own = rows(n, d), rows(n + 3, d, seed=2), rows(n, 2, d, seed=3)
-    b, ids = a + rows(n, d, seed=1), torch.arange(n) % 4
-    two = torch.cat([a, b])
-    return {
-        "pairs": Contrast(a, b),
-        "symmetric": Contrast(a, b, symmetric=True),
-        "ids": Contrast(a, b, ids=ids),
-        "queue": Contrast(a, b, in_batch=False, queue=queue),
-        "queue and batch": Contrast(a, b, queue=queue),
-        "own": Contrast(a, b, own_negatives=own, in_batch=False),
-        "all": Contrast(a, b, own_negatives=own, queue=queue, ids=ids),
-        "views": Contrast(two, shift=n),
-        "views, ids": Contrast(two, shift=n, ids=torch.cat([ids, ids])),
-        "labels": Contrast(two, labels=torch.cat([ids, ids])),
-    }
+from tests.support.contrasts import contrasts, rows
 
 
 def by_pairs(contrast):
@@ -131,14 +110,3 @@ def test_rows_of_any_length_and_precision_count_as_directions(name):
     stretched = replace(contrast, **{**whole, "anchors": (contrast.anchors * scale).float()})
     found, _ = moments.measure(stretched)
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", contrasts(4, 4))
-def test_a_gpu_measures_the_same(name):
-    contrast = contrasts(300, 40)[name]
-    expected = moments.measure(contrast)
-    moved = {part: x.cuda() for part, x in vars(contrast).items() if isinstance(x, torch.Tensor)}
-    moved = {part: x.float() if x.is_floating_point() else x for part, x in moved.items()}
-    for found, wanted in zip(moments.measure(replace(contrast, **moved)), expected, strict=True):
-        assert found.item() == pytest.approx(wanted.item(), rel=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
@@ -32,3 +33,13 @@ def write_folder(folder: Path, count: int = 12, size: tuple[int, int] = (48, 56)
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
     return folder
+
+
+def canvas(images, height=210, width=220):
+    """Images in the upper left of a canvas of noise, line by line."""
+    noise = torch.Generator().manual_seed(1)
+    lines = torch.randint(0, 256, (len(images), height, 3, width), dtype=torch.uint8, generator=noise)
+    for place, image in zip(lines, images, strict=True):
+        pixels = torch.from_numpy(np.array(image)).permute(0, 2, 1)
+        place[: image.height, :, : image.width] = pixels
+    return lines

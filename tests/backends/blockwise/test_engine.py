@@ -345,32 +345,3 @@ def test_is_called_from_compiled_code():
     a, b = rows(300).requires_grad_(), rows(300, seed=1)
     compiled = torch.compile(lambda a, b: 2 * info_nce(a, b, backend="blockwise"), backend="aot_eager")
     torch.testing.assert_close(compiled(a, b), 2 * info_nce(a, b, backend="blockwise"))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda():
-    a, b = rows(700, 64), rows(700, 64, seed=1)
-    b[:5] = a[:5] + 1e-4
-    for loss in (
-        lambda a, b: info_nce(a, b, symmetric=True, backend="blockwise"),
-        lambda a, b: nt_xent(a, b),
-    ):
-        results = []
-        for device in ("cpu", "cuda"):
-            leaf = a.to(device).requires_grad_()
-            value = loss(leaf, b.to(device))
-            results.append((value.cpu(), torch.autograd.grad(value, leaf)[0].cpu()))
-        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_link_may_be_left_on_the_cpu(backend, reduction):
-    a, b = rows(300, 64), rows(300, 64, seed=1)
-    grads = []
-    for device in ("cpu", "cuda"):
-        link = LearnableTemperature()
-        loss = info_nce(a.to(device), b.to(device), link=link, backend=backend, reduction=reduction)
-        grads += torch.autograd.grad(loss.mean(), link.log_scale)
-    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)

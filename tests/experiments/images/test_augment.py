@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from PIL import ImageFilter
@@ -20,21 +19,11 @@ from taufree.experiments.images.augment import (
     jitter,
     shift_hue,
 )
-from tests.support.photographs import patches
+from tests.support.photographs import canvas, patches
 
 SIZES = [(160, 160), (160, 213), (200, 120), (60, 90)] * 12
 LEVELS = torch.tensor(STD)[:, None, None] * 255
 """What one unit of a normalised view is in levels of 0 to 255."""
-
-
-def canvas(images, height=210, width=220):
-    """Images in the upper left of a canvas of noise, line by line."""
-    noise = torch.Generator().manual_seed(1)
-    lines = torch.randint(0, 256, (len(images), height, 3, width), dtype=torch.uint8, generator=noise)
-    for place, image in zip(lines, images, strict=True):
-        pixels = torch.from_numpy(np.array(image)).permute(0, 2, 1)
-        place[: image.height, :, : image.width] = pixels
-    return lines
 
 
 def drawn(sizes, seed=0, **chosen):
@@ -188,14 +177,3 @@ def test_blur_weights_are_a_gaussian_whose_edges_repeat():
     assert ratio.item() == pytest.approx(math.exp(-0.5 * (2 / 1.5) ** 2), rel=1e-5)
     # Half of the weight of the first row's Gaussian, its middle included, lies at or before the edge.
     assert weights[0, 0, 0].item() == pytest.approx((1 + weights[0, 16, 16].item()) / 2, rel=1e-4)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 products are made on a CUDA device alone")
-@pytest.mark.parametrize("make", [augment, torch.compile(augment, dynamic=False)], ids=["plain", "compiled"])
-def test_a_gpu_makes_the_same_views(make):
-    lines, parameters = canvas(patches(SIZES)), drawn(SIZES)
-    there = make(lines.cuda(), Parameters(*(part.cuda() for part in parameters)), size=128).cpu()
-    gap = ((there - augment(lines, parameters, size=128)) * LEVELS).abs()
-    # A hue can jump where two channels are within rounding of each other, so a few pixels may differ more.
-    assert gap.mean() < 0.1
-    assert gap.flatten().kthvalue(int(0.999 * gap.numel())).values < 1

@@ -281,20 +281,5 @@ def test_a_trained_network_tells_a_fish_from_a_church(tmp_path):
     assert training.evaluate()["auc"] > 95
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are replayed on a CUDA device")
-def test_a_replayed_run_is_a_plain_one(cifar, monkeypatch):
-    run = tiny(cifar, device="cuda", epochs=4, learning_rate=0.01)
-    replayed = begun(run)
-    settle = MSC.settle
-    monkeypatch.setattr(MSC, "settle", lambda *given: settle(*given) and False)
-    plain = begun(run)
-    for _ in range(4):
-        replayed.train_epoch()
-        plain.train_epoch()
-    assert len(replayed._step._recordings) == 1
-    assert not replayed._step.waits
-    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-2)
-
-
 def test_a_folder_that_cannot_even_be_named_is_no_cifar10():
     assert MSC.own_data(Path("x" * 300))

@@ -9,11 +9,9 @@ from torchvision.models import resnet18
 
 from taufree import LogOdds, nt_xent
 from taufree.experiments.images import base as image_recipe
-from taufree.experiments.images import simclr
 from taufree.experiments.images.augment import Parameters, augment
 from taufree.experiments.images.folder import FolderOfImages
 from taufree.experiments.images.simclr import Encoder, ImageSettings
-from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
@@ -233,23 +231,3 @@ def test_a_batch_larger_than_the_data_and_no_data_are_refused(folder, tmp_path):
         train(tiny(folder, batch_size=21), tmp_path)
     with pytest.raises(BadInputError, match=r"the recipe images needs --data FOLDER"):
         train(tiny(None), tmp_path)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are replayed on a CUDA device")
-def test_a_replayed_run_is_a_plain_one_and_resumes(folder, tmp_path, monkeypatch):
-    run = tiny(folder, device="cuda", epochs=6)
-    replayed = begun(run)
-    settle = simclr.SimCLR.settle
-    monkeypatch.setattr(simclr.SimCLR, "settle", lambda *given: settle(*given) and False)
-    plain = begun(run)
-    for _ in range(6):
-        replayed.train_epoch()
-        plain.train_epoch()
-    assert len(replayed._step._recordings) == 1
-    assert not replayed._step.waits
-    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-2)
-    replayed.save(Checkpoint(tmp_path))
-    here = begun(tiny(folder, epochs=7))
-    here.restore(Checkpoint(tmp_path))
-    assert isinstance(here.optimizer.param_groups[0]["lr"], float)
-    assert math.isfinite(here.train_epoch())

@@ -15,7 +15,7 @@ from taufree import LogOdds, Temperature
 from taufree.cli import build
 from taufree.experiments.recommendation.dcrec import DCRecSettings, Recommendation, contrastive
 from taufree.experiments.recommendation.interactions import COLUMNS
-from taufree.experiments.recommendation.network import DCRec, divergence
+from taufree.experiments.recommendation.network import divergence
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import seed_everything, train
 from tests.support.breaking_off import assert_goes_on
@@ -127,34 +127,8 @@ def test_the_reading_compiles_to_one_graph_of_the_same_numbers(shop):
         torch.testing.assert_close(mine, other)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are replayed on a CUDA device")
-def test_a_replayed_run_is_a_plain_one(shop, monkeypatch):
-    replayed = begun(shop, dropout=0.0, device="cuda")
-    settle = Recommendation.settle
-    monkeypatch.setattr(Recommendation, "settle", lambda *given: settle(*given) and False)
-    monkeypatch.setattr(DCRec, "compile_reading", lambda model: None)
-    plain = begun(shop, dropout=0.0, device="cuda")
-    for _ in range(4):
-        replayed.train_epoch()
-        plain.train_epoch()
-    assert replayed._step._recordings
-    assert not replayed._step.waits
-    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-        ),
-    ],
-)
-def test_every_step_has_its_own_dropout_and_the_seed_says_which(shop, device):
-    """Also where it is compiled and replayed, which is from the fourth step on."""
-    training = begun(shop, dropout=0.5, device=device)
+def test_every_step_has_its_own_dropout_and_the_seed_says_which(shop):
+    training = begun(shop, dropout=0.5)
     for group in training.optimizer.param_groups:
         group["lr"] = 0.0
     batch = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))

@@ -1,0 +1,106 @@
+"""The fused kernels against the reference."""
+
+import pytest
+import torch
+
+from taufree import Link, LogOdds
+from taufree.backends import fused
+from taufree.contrast import Contrast
+from tests.support.devices import require_gpu
+from tests.support.fused_cases import LINKS, TOLERANCE, errors, evaluate, make
+
+pytestmark = require_gpu()
+
+
+class Cubic(Link):
+    def logit(self, cosine, gap, rise):
+        return cosine**3
+
+
+@pytest.mark.parametrize(
+    ("change", "link", "reason"),
+    [
+        ({}, Cubic(), "Cubic"),
+        ({}, LogOdds(resolution=1e-8), "at least 1e-07"),
+        ({"dtype": torch.bfloat16}, LogOdds(resolution=1e-6), "at least 1e-05"),
+        ({"dtype": torch.float64}, LogOdds(), "float64"),
+        ({"d": 5000}, LogOdds(), "5000"),
+        ({}, LogOdds(), None),
+    ],
+)
+def test_says_what_it_cannot_do(change, link, reason):
+    rows = torch.ones(3, change.get("d", 8), dtype=change.get("dtype", torch.float32), device="cuda")
+    found = fused.supported(Contrast(rows, rows), link)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (130, 16), (515, 200), (1100, 1030)], ids=str)
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_agrees_with_the_reference(shape, name, dtype):
+    if shape[0] == 1:
+        x = torch.randn(1, 8, device="cuda", dtype=dtype, requires_grad=True)
+        value = fused.loss(Contrast(x, x.detach(), symmetric=True), LogOdds(), None)
+        assert value.item() == 0
+        assert not torch.autograd.grad(value.sum(), x)[0].any()
+        return
+    assert max(errors(name, *shape, dtype, LogOdds(), "cuda")) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])
+@pytest.mark.parametrize("link", ["gain", "learned"])
+def test_sums_of_some_columns_at_a_time(name, link, monkeypatch):
+    from taufree.backends.fused import tile_passes as launch
+
+    monkeypatch.setattr(launch, "PARTIAL", 1)  # one column of tiles
+    found = errors(name, 515, 200, torch.float32, LINKS[link](), "cuda")
+    assert max(found) < TOLERANCE[torch.float32]
+
+
+def test_deterministic_gradients_are_bit_equal():
+    torch.use_deterministic_algorithms(True)
+    try:
+        case = make("symmetric", 1500, 96, torch.bfloat16, "cuda")
+        results = [evaluate(fused.loss, *case, LogOdds()) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_step_never_waits_for_the_gpu_and_fits_a_graph(link, dtype):
+    a, b = (torch.randn(700, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
+    with torch.device("cuda"):
+        link = LINKS[link]()
+
+    def step():
+        a.grad = b.grad = None
+        fused.loss(Contrast(a, b, symmetric=True), link, 1 / 700).backward()
+
+    step()
+    expected = a.grad.clone()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    a.grad = b.grad = None
+    with torch.cuda.graph(graph):
+        fused.loss(Contrast(a, b, symmetric=True), link, 1 / 700).backward()
+    graph.replay()
+    torch.testing.assert_close(a.grad, expected, rtol=2e-2, atol=1e-6)
+
+
+def test_memory_grows_with_the_rows_not_their_square():
+    a, b = (torch.randn(20000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    fused.loss(Contrast(a, b, symmetric=True), LogOdds(), None).sum().backward()
+    assert torch.cuda.max_memory_allocated() - before < 600 * 2**20  # a dense matrix: 1600 MB, several times
