@@ -7,9 +7,11 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 
+from taufree import LogOdds, Temperature
 from taufree.diagnostics.theory import closed_forms as theory
 from taufree.diagnostics.theory import figures
 from taufree.diagnostics.theory.figures import FIGURES, draw_figures
@@ -26,7 +28,7 @@ def curves(axes):
 
 def test_every_figure_is_there_as_png_and_pdf(drawn):
     assert [path.name for path in drawn] == [name + end for name in FIGURES for end in (".png", ".pdf")]
-    assert len(FIGURES) == 7
+    assert len(FIGURES) == 8
     folder = drawn[0].parent
     assert sorted(folder.iterdir()) == sorted(drawn)  # and nothing half-written beside them
     for path in drawn:
@@ -59,6 +61,19 @@ def test_no_text_leaves_the_figure(name):
         for box in boxes:
             assert (box.min >= 0).all()
             assert (box.max <= figure.bbox.size).all()
+
+
+def test_the_first_figure_has_the_links_and_their_gradient_scales():
+    logits, scales = (curves(axes) for axes in FIGURES["0-links"]().axes)
+    for tau in (0.1, 0.5, 1.0):
+        c, y = logits[f"c/τ, τ = {tau:g}"]
+        np.testing.assert_allclose(y, Temperature(tau)(torch.tensor(c)).numpy())
+        c, y = scales[f"τ = {tau:g}"]
+        np.testing.assert_array_equal(y, theory.temperature_scale(c, tau))
+    c, y = logits["log((1+c)/(1-c))"]
+    np.testing.assert_allclose(y, LogOdds(resolution=0)(torch.tensor(c)).numpy(), rtol=1e-9, atol=1e-12)
+    c, y = scales["no temperature"]
+    np.testing.assert_array_equal(y, theory.free_scale(c))
 
 
 def test_lines_carry_the_closed_forms():

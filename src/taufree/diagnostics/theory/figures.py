@@ -73,6 +73,27 @@ def draw_figures(out: Path, *, watch: Callable[[int, int], None] = lambda done, 
         return [path.replace(out / path.name) for path in drawn]
 
 
+def links() -> Figure:
+    """The idea: the logit of a cosine (left) and the gradient scale (right), for three temperatures and none."""
+    c = 1 - np.geomspace(1, 1e-5, 1001)
+    cosine = np.concatenate([-c[::-1], c])
+    figure = Figure(figsize=(8.4, 3.5))
+    logits, scales = figure.subplots(1, 2)
+    for tau, line in zip((0.1, 0.5, 1.0), LINES, strict=False):
+        _curve(logits, cosine, cosine / tau, f"c/τ, τ = {tau:g}", line)
+        _curve(scales, c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
+    free = ("#000000", "-")
+    _curve(logits, cosine, 2 * np.arctanh(cosine), "log((1+c)/(1-c))", free)
+    _curve(scales, c, theory.free_scale(c), "no temperature", free)
+    logits.set(title="A link turns a cosine into a logit", xlabel="cosine c", ylabel="logit")
+    logits.set(xlim=(-1, 1), ylim=(-12, 12))
+    scales.set(title="What it does to the gradient", xlabel=COSINE, ylabel="gradient scale |∂L/∂C|  (N = 2)")
+    scales.set(xlim=(0, 1), yscale="log", ylim=(1e-3, 30))
+    for axes in (logits, scales):
+        axes.legend(loc="best", handlelength=2.6)
+    return figure
+
+
 def scale_by_cosine() -> Figure:
     """`temperature_scale` against C for four temperatures, with a dot where it vanishes."""
     c = np.linspace(0, 1, 501)
@@ -182,6 +203,7 @@ def temperature_by_dimension() -> Figure:
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
+    "0-links": links,
     "1-scale-by-cosine": scale_by_cosine,
     "2-scale-by-temperature": scale_by_temperature,
     "3-scale-by-candidates": scale_by_candidates,
