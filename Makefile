@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: .venv/cli
 	$(BIN)/taufree run digits --out runs/digits
@@ -15,11 +15,14 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/docs  # into site/; a broken link or reference fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: .venv/test
 	$(BIN)/python -m benchmarks.speed.cpu
 
 clean:
-	rm -rf .venv runs figures dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs figures dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/%: pyproject.toml
 	$(PYTHON) -m venv .venv

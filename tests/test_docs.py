@@ -4,10 +4,12 @@ import re
 
 import pytest
 
+import taufree
 from tests.support import gcl  # noqa: F401  the page on PyGCL imports it
 from tests.support.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS])
 
 
 def anchors(page):
@@ -26,11 +28,10 @@ def test_links_lead_somewhere(page):
             assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
-# report.md reads files of the reader's; its calls are tested in tests/diagnostics.
+# A block that needs files of the reader's begins with a comment that names them, and is not run.
 SNIPPETS = [
     (page.name, code)
     for page in PAGES
-    if page.name != "report.md"
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     if code.startswith(("import", "from"))
 ]
@@ -44,4 +45,20 @@ def test_code_runs(page, code):
 
 
 def test_there_is_code_to_run():
-    assert {page for page, _ in SNIPPETS} >= {"README.md", "CONTRIBUTING.md", "theory.md", "lightly.md"}
+    assert {page for page, _ in SNIPPETS} >= {"README.md", "choosing-a-link.md", "theory.md", "lightly.md"}
+
+
+@pytest.mark.parametrize("name", taufree.__all__)
+def test_every_public_name_has_its_page(name):
+    assert f"::: taufree.{name}\n" in (ROOT / "docs" / "reference" / f"{name}.md").read_text()
+
+
+def test_the_site_has_every_page():
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in DOCS)
+
+
+def test_readme_is_short_and_shows_its_picture_early():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    assert any(".png)" in line for line in lines[:20])

@@ -74,7 +74,7 @@ def draw_figures(out: Path, *, watch: Callable[[int, int], None] = lambda done, 
 
 
 def links() -> Figure:
-    """The idea: the logit of a cosine (left) and the gradient scale (right), for three temperatures and none."""
+    """The idea: logits by cosine (left) and gradient scales (right), for three temperatures and none."""
     c = 1 - np.geomspace(1, 1e-5, 1001)
     cosine = np.concatenate([-c[::-1], c])
     figure = Figure(figsize=(8.4, 3.5))
