@@ -21,10 +21,11 @@ from pathlib import Path
 
 from benchmarks.paper.dcrec_tables import apart, differences, draw, paper, table
 from benchmarks.speed.dcrec_speed import measure
-from benchmarks.support.lines import append, complete, read, stopping, thinned
+from benchmarks.support.lines import complete, read, stopping, thinned
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
 from taufree.experiments.recommendation.dcrec import NAMED, DCRecSettings
 from taufree.experiments.training.run import Run
+from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device
 
 LINKS = ("free", "0.8", "0.1", "0.5", "1")
@@ -78,7 +79,7 @@ def speed(chosen: argparse.Namespace, device: str) -> None:
         settings = DCRecSettings(dataset=dataset, batch_size=chosen.batch_size)
         found = measure(settings, chosen.data, device, chosen.repeats)
         print(json.dumps(found, indent=1), flush=True)
-        append(chosen.speed_results, found)
+        append_json(chosen.speed_results, found)
 
 
 def main() -> None:

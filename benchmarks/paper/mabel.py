@@ -28,7 +28,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from benchmarks.support.lines import append, complete, head, read, row, stopping
+from benchmarks.support.lines import complete, head, read, row, stopping
 from benchmarks.support.paths import RESULTS, ROOT
 from taufree.experiments.language.mabel import TERMS, Mabel, MabelSettings
 from taufree.experiments.language.pretrain import RECORD, PretrainSettings, pretrain
@@ -37,6 +37,8 @@ from taufree.experiments.link_names import describe
 from taufree.experiments.recipe import Settings
 from taufree.experiments.report.statistics import difference
 from taufree.experiments.training.run import Run
+from taufree.util.files import atomic_write
+from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device, hardware, versions
 
 ADAPTED = Path("runs") / "adapted"
@@ -57,9 +59,8 @@ def half(source: Path, target: Path) -> None:
             shutil.copy(file, target)
     weights = load_file(source / "model.safetensors")
     halves = {name: x.half() if x.is_floating_point() else x for name, x in weights.items()}
-    # Another name at first: a file of the right one is taken for a whole model.
-    save_file(halves, target / "draft", metadata={"format": "pt"})
-    os.replace(target / "draft", target / "model.safetensors")
+    with atomic_write(target / "model.safetensors") as draft:
+        save_file(halves, draft, metadata={"format": "pt"})
 
 
 def adapt(chosen: argparse.Namespace, device: str, precision: str) -> str:
@@ -151,7 +152,7 @@ def run(chosen: argparse.Namespace) -> None:
             f"{chosen.results} has results of another {model}: bring that back, or name another file."
         )
     if chosen.subset not in map(subset_of, bases):
-        append(chosen.results, base_line(chosen, model, device))
+        append_json(chosen.results, base_line(chosen, model, device))
     runs = [
         Run(recipe, link, seed, settings, precision, device, chosen.data)
         for recipe, settings, links, seeds in plan(chosen, model)

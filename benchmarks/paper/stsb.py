@@ -29,12 +29,13 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from benchmarks.support.lines import append, head, read, row
+from benchmarks.support.lines import head, read, row
 from benchmarks.support.paths import RESULTS
 from taufree.experiments.language.sentences import read_stsb
 from taufree.experiments.link_names import describe, make_link, parse_links, temperature_of
 from taufree.experiments.report.statistics import difference, spreads
 from taufree.integrations.sentence_transformers import MultipleNegativesRankingLoss
+from taufree.util.json_lines import append_json
 from taufree.util.machine import hardware, versions
 
 SETTINGS = ("least", "batch_size", "learning_rate", "epochs")
@@ -155,7 +156,7 @@ def main() -> None:
         for link in chosen.links:
             if (link, seed) not in done:
                 lines.append(train(chosen, link, seed, lines[0]["before"] if lines else None))
-                append(chosen.results, lines[-1])
+                append_json(chosen.results, lines[-1])
     if lines:
         table(lines)
 

@@ -27,7 +27,7 @@ from statistics import mean
 
 from benchmarks.studies.calibration_cost import cost
 from benchmarks.studies.calibration_figures import overview, sizes
-from benchmarks.support.lines import EVERY, append, complete, head, read, row, say_failed, stopping, thinned
+from benchmarks.support.lines import EVERY, complete, head, read, row, say_failed, stopping, thinned
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
 from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.graphs.citeseer import CiteSeerSettings
@@ -38,6 +38,7 @@ from taufree.experiments.report.statistics import best_temperature, difference, 
 from taufree.experiments.sweep.results import line_key
 from taufree.experiments.training.run import Run, run_key
 from taufree.experiments.training.trainer import Training
+from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device
 
 LINKS = ("0.05", "0.1", "0.25", "0.5", "1", "learnable", "free", "gain=2", "calibrated")
@@ -154,12 +155,12 @@ def train(name: str, chosen: argparse.Namespace) -> None:
     task, runs, there = TASKS[name], runs_of(name, chosen), read(chosen.results)
     begun = {(line["recipe"], line["seed"]) for line in there if is_untrained(line, task)}
     for run in {run.seed: run for run in runs if (run.recipe, run.seed) not in begun}.values():
-        append(chosen.results, untrained(run))
+        append_json(chosen.results, untrained(run))
 
     def failed(run: Run, why: str) -> None:
         say_failed(run, why)
         if NOT_FINITE.fullmatch(why):  # all else, such as too little memory, says nothing of the link
-            append(chosen.results, {**start_of(run), "failed": why})
+            append_json(chosen.results, {**start_of(run), "failed": why})
 
     complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=small, failed=failed)
 

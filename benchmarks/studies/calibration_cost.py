@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch.utils.benchmark import Timer
 
-from benchmarks.support.lines import append, head, row
+from benchmarks.support.lines import head, row
 from taufree import CalibratedLogOdds, InfoNCE, LogOdds
+from taufree.util.json_lines import append_json
 from taufree.util.machine import hardware, versions
 
 
@@ -32,4 +33,4 @@ def cost(device: str, results: Path) -> None:
             took[way] = round(1e3 * timer.blocked_autorange(min_run_time=0.5).median, 2)
         row(f"{n:,} x {d}", *(f"{value:.2f}" for value in took.values()))
         line = {"n": n, "d": d, "dtype": str(made)[6:], "milliseconds": took, "date": str(date.today())}
-        append(results, {**line, "versions": versions(), "hardware": hardware(torch.device(device))})
+        append_json(results, {**line, "versions": versions(), "hardware": hardware(torch.device(device))})

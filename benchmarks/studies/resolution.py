@@ -26,7 +26,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.support.lines import append, head, read, row
+from benchmarks.support.lines import head, read, row
 from benchmarks.support.paths import RESULTS
 from taufree import Link, LogOdds, nt_xent
 from taufree.experiments.digits import Digits, DigitsSettings
@@ -35,6 +35,7 @@ from taufree.experiments.graphs.citeseer import CiteSeer, CiteSeerSettings
 from taufree.experiments.report.statistics import Spread
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
+from taufree.util.json_lines import append_json
 from taufree.util.machine import hardware, versions
 
 LINES = RESULTS / "resolution.jsonl"
@@ -283,7 +284,7 @@ def main() -> None:
         with ProcessPoolExecutor(chosen.jobs, context) as pool:
             futures = [pool.submit(train, trial) for trial in trials if trial.key not in there]
             for future in track(as_completed(futures), "runs", total=len(futures)):
-                append(chosen.out, future.result())
+                append_json(chosen.out, future.result())
     for task in tasks:
         table(read(chosen.out), task)
 

@@ -11,7 +11,6 @@ per run to benchmarks/results/train-fused.jsonl.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 import taufree
 from benchmarks.support.paths import RESULTS
 from taufree.bench.measure import about
+from taufree.util.json_lines import append_json
 
 CLASSES, WIDTH, BATCH, STEPS = 512, 64, 1024, 400
 NOISE = 0.7  # of a view, beside prototypes of about unit variance in each column
@@ -88,25 +88,23 @@ def main() -> None:
         raise SystemExit("benchmarks/studies/train_fused.py needs a CUDA device.")
     where = about("cuda")
     accuracy: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", encoding="utf-8") as lines:
-        for seed in range(options.seeds):
-            for name, (backend, dtype) in VARIANTS.items():
-                task = Task(seed, 128, "cuda")
-                losses = task.train(backend, dtype, options.steps)
-                accuracy[name].append(task.accuracy())
-                line = {
-                    "variant": name, "seed": seed, "steps": options.steps, "first_loss": losses[0],
-                    "last_loss": statistics.mean(losses[-20:]), "accuracy": accuracy[name][-1],
-                    "positive_cosine": task.positive_cosine(), **where,
-                }  # fmt: skip
-                lines.write(json.dumps(line) + "\n")
-                lines.flush()
-                print(
-                    f"seed {seed} {name:20} loss {line['last_loss']:.4f}, accuracy {line['accuracy']:.2f}, "
-                    f"positive cosine {line['positive_cosine']:.4f}",
-                    flush=True,
-                )
+    options.out.unlink(missing_ok=True)
+    for seed in range(options.seeds):
+        for name, (backend, dtype) in VARIANTS.items():
+            task = Task(seed, 128, "cuda")
+            losses = task.train(backend, dtype, options.steps)
+            accuracy[name].append(task.accuracy())
+            line = {
+                "variant": name, "seed": seed, "steps": options.steps, "first_loss": losses[0],
+                "last_loss": statistics.mean(losses[-20:]), "accuracy": accuracy[name][-1],
+                "positive_cosine": task.positive_cosine(), **where,
+            }  # fmt: skip
+            append_json(options.out, line)
+            print(
+                f"seed {seed} {name:20} loss {line['last_loss']:.4f}, accuracy {line['accuracy']:.2f}, "
+                f"positive cosine {line['positive_cosine']:.4f}",
+                flush=True,
+            )
     print(f"\n{'':20} accuracy mean (std)   minus reference: mean (std)")
     truth = accuracy["reference, float32"]
     for name, found in accuracy.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,26 +14,18 @@ from taufree.experiments.link_names import describe
 from taufree.experiments.sweep.driver import sweep
 from taufree.experiments.sweep.results import line_key
 from taufree.experiments.training.run import Run
+from taufree.util.json_lines import append_json, read_lines
 
 EVERY = 20
 
 
 def read(path: Path) -> list[dict]:
     """The lines of a file, none if it is not there; without what a process left that was killed meanwhile."""
-    found = []
-    for number, line in enumerate(path.read_text().splitlines() if path.exists() else [], 1):
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            print(f"{path}, line {number} is not whole and left out.", file=sys.stderr)
-    return found
 
+    def warn(number: int, raw: bytes, fault: str) -> None:
+        print(f"{path}:{number}: {fault} and left out.", file=sys.stderr)
 
-def append(path: Path, line: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
-    with path.open("a") as file:
-        file.write("\n" * begun + json.dumps(line) + "\n")
+    return read_lines(path, warn)
 
 
 def thinned(line: dict, whole: Sequence[str] = ()) -> dict:
@@ -89,7 +80,7 @@ def complete(
         line = small(line)
         if line_key(line) not in done:
             done.add(line_key(line))
-            append(results, line)
+            append_json(results, line)
 
     def key(run: Run) -> str:
         about = {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings}

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import taufree
 from taufree.bench.methods import Loss, Method, truth
-from taufree.util.files import write_whole
+from taufree.util.files import write_text
 from taufree.util.machine import hardware
 
 MIB = 2**20
@@ -190,7 +190,7 @@ def about(device: str, packages: Sequence[str] = ()) -> Row:
 
 def save(result: Row, path: Path) -> None:
     """Write JSON; who reads it meanwhile finds the old file or the new one."""
-    write_whole(path, json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

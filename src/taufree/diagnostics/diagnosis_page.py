@@ -15,7 +15,7 @@ from taufree.diagnostics.diagnosis import (
     Diagnosis,
     Scheme,
 )
-from taufree.util.files import write_whole
+from taufree.util.files import write_text
 from taufree.util.html_page import Page
 from taufree.util.optional import needs
 
@@ -38,7 +38,7 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ValueError(f"out must be a folder, but {out} is a file or lies below one") from None
-    write_whole(out / "diagnosis.json", json.dumps(d.to_dict(), indent=1, allow_nan=False) + "\n")
+    write_text(out / "diagnosis.json", json.dumps(d.to_dict(), indent=1, allow_nan=False) + "\n")
 
     page = Page(
         "Is my temperature hurting me?",

@@ -1,20 +1,62 @@
-"""Files that are whole or not there."""
+"""Files and folders that are whole or not there."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """Write `text` to `path` and return `path`; who reads it meanwhile finds the old file or the new one."""
-    path = Path(path)
+@contextmanager
+def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Give the path of a draft, which becomes ``path`` when the block ends and is removed when it fails.
+
+    Who reads ``path`` meanwhile finds the old one or the new one. The draft lies beside ``path``, may be a
+    file or a folder, and is not made here; the folder around it is.
+
+    Args:
+        sync: flush the draft to the disk first, so that a power failure cannot keep its name and lose its
+            contents.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = draft_of(path, str(os.getpid()))
     try:
-        # A name of a file need not be text; what is not is written as \udc.., and the rest is there.
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield draft
+        if sync:
+            for file in draft.rglob("*") if draft.is_dir() else [draft]:
+                if file.is_file():
+                    _flush(file)
+        if draft.is_dir() and path.is_dir():  # a folder takes the place of an empty one only
+            shutil.rmtree(path)
         draft.replace(path)
     finally:
-        draft.unlink(missing_ok=True)
+        remove(draft)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write ``text`` to ``path``, whole or not at all, and return ``path``."""
+    path = Path(path)
+    with atomic_write(path) as draft:
+        # A file's name in the text need not be valid UTF-8; what is not is written as \udc..
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
+
+
+def draft_of(path: Path, writer: str) -> Path:
+    """The draft of ``path`` by this writer; ``*`` gives the pattern of all of them."""
+    return path.with_name(f".{path.name}.{writer}.draft")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(file: Path) -> None:
+    with file.open("rb+") as handle:
+        os.fsync(handle.fileno())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from taufree.util.files import write_whole
+from taufree.util.files import write_text
 from taufree.util.optional import needs
 
 with needs("taufree[cli]"):
@@ -165,7 +165,7 @@ class Page:
             f'<link rel="icon" href="data:,"><title>{self._title}</title><style>{_CSS}</style>{script}'
             f"</head><body><main>\n" + "\n".join(self._blocks) + "\n</main></body></html>\n"
         )
-        return write_whole(path, html)
+        return write_text(path, html)
 
     def _claim(self, id: str) -> None:
         if not re.fullmatch(r"[A-Za-z][\w-]*", id) or id in self._ids:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
+from taufree.util.cache import cache_folder, download
 from taufree.util.optional import needs
 
 # Newer versions of torch announce the end of torch.jit at this import.
@@ -53,7 +53,18 @@ def load_citeseer(data: Path | None) -> Graph:
 
     Raises ValueError with one sentence where a file is missing or damaged.
     """
-    raw = _download() if data is None else data / PLACE
+    if data is not None:
+        return _read(data / PLACE)
+    return download(
+        cache_folder() / PLACE.parts[0],
+        lambda draft: Planetoid(str(draft), "CiteSeer"),
+        lambda folder: _read(folder.parent / PLACE),
+        title="CiteSeer",
+        advice=f"put {', '.join(FILES)} into FOLDER/{PLACE} and pass --data FOLDER",
+    )
+
+
+def _read(raw: Path) -> Graph:
     names = ", ".join(FILES)
     if missing := [name for name in FILES if not (raw / name).is_file()]:
         raise ValueError(f"{raw} must hold the Planetoid files {names}, but lacks {', '.join(missing)}.")
@@ -64,19 +75,6 @@ def load_citeseer(data: Path | None) -> Graph:
             f"a file in {raw} is damaged ({type(error).__name__}), get {names} anew from Planetoid."
         ) from error
     return Graph(found.x, found.edge_index, found.y)
-
-
-def _download() -> Path:
-    folder = Path.home() / ".cache" / "taufree" / PLACE.parts[0]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # several runs may start at once
-            return Path(Planetoid(str(folder), "CiteSeer").raw_dir)
-    except Exception as error:  # whatever the network, the file system or the parser has to say
-        raise ValueError(
-            f"CiteSeer could not be downloaded to {folder} ({type(error).__name__}); put {', '.join(FILES)} "
-            f"into FOLDER/{PLACE} and pass --data FOLDER."
-        ) from error
 
 
 def draw_views(

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from taufree.experiments.images.decoded import cache_folder
+from taufree.util.cache import cache_folder, download
 from taufree.util.optional import needs
 
 with needs("taufree[images]"):
@@ -103,25 +102,16 @@ class HalfFrozen(nn.Module):
 def _download(name: str) -> dict[str, Tensor]:
     if name.endswith("-v1"):
         raise ValueError(f"weights must be a file or random for the backbone {name}, got 'imagenet'.")
-    folder = cache_folder() / "weights"
-    chosen = models.get_model_weights(name).IMAGENET1K_V1
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # several runs may start at once
-            state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
-                chosen.url,
-                str(folder),
-                map_location="cpu",
-                progress=False,
-                check_hash=True,
-                weights_only=True,
-            )
-    except Exception as error:  # whatever the network, the file system or the file has to say
-        raise ValueError(
-            f"the weights of {name} could not be downloaded to {folder} ({type(error).__name__}); pass "
-            f"--weights FILE with what is at {chosen.url}."
-        ) from error
-    return state
+    url: str = models.get_model_weights(name).IMAGENET1K_V1.url
+    file = url.rpartition("/")[2]
+    digest = Path(file).stem.rpartition("-")[2]  # torchvision's names end with the beginning of the digest
+    return download(
+        cache_folder() / "weights" / file,
+        lambda draft: torch.hub.download_url_to_file(url, str(draft), digest, progress=False),
+        lambda path: torch.load(path, map_location="cpu", weights_only=True),
+        title=f"the weights of {name}",
+        advice=f"pass --weights FILE with what is at {url}",
+    )
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
-from taufree.experiments.images.decoded import Images, cache_folder, from_arrays
+from taufree.experiments.images.decoded import Images, from_arrays
 from taufree.experiments.images.simclr import ImageSettings, SimCLR
 from taufree.experiments.recipe import Preset
+from taufree.util.cache import cache_folder, download
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -83,17 +83,17 @@ def _read(path: Path) -> tuple[NDArray[Any], ...]:
 def _download() -> tuple[NDArray[Any], ...]:
     from torchvision import datasets
 
-    folder = cache_folder() / "cifar10"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # several runs may start at once
-            parts = [datasets.CIFAR10(folder, train=train, download=True) for train in (True, False)]
-    except Exception as error:  # whatever the network, the file system or the archive has to say
-        raise ValueError(
-            f"CIFAR-10 could not be downloaded to {folder} ({type(error).__name__}); put cifar10.npz with "
-            f"the arrays {', '.join(KEYS)} into FOLDER and pass --data FOLDER."
-        ) from error
-    return tuple(array for part in parts for array in (part.data, np.array(part.targets)))
+    def load(folder: Path) -> tuple[NDArray[Any], ...]:
+        parts = [datasets.CIFAR10(folder, train=train) for train in (True, False)]
+        return tuple(array for part in parts for array in (part.data, np.array(part.targets)))
+
+    return download(
+        cache_folder() / "cifar10",
+        lambda draft: datasets.CIFAR10(draft, download=True),
+        load,
+        title="CIFAR-10",
+        advice=f"put cifar10.npz with the arrays {', '.join(KEYS)} into FOLDER and pass --data FOLDER",
+    )
 
 
 RECIPE = Cifar10

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from taufree.experiments.images.listing import ImageFile, Listing
+from taufree.util.cache import cache_folder, cached
 
 FORMAT = 3
 """Of the cached files; another number leaves those of before alone."""
@@ -51,11 +51,6 @@ class Images:
         return self.lines.numel()
 
 
-def cache_folder() -> Path:
-    """Where downloads and decoded images are kept; it may be removed at any time."""
-    return Path.home() / ".cache" / "taufree"
-
-
 def fits(count: int, device: torch.device) -> bool:
     """Whether so many bytes stay on the device, rather than come to it batch by batch."""
     if device.type == "cuda":
@@ -74,14 +69,7 @@ def load_images(listing: Listing, side: int) -> Images:
             beyond twice the shorter one is cut off on both ends.
     """
     folder = cache_folder() / "images" / f"{listing.fingerprint()}-{side}-{FORMAT}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):  # several runs may start at once
-        try:
-            about, lines = _cached(folder)
-        except Exception:  # not there, or damaged, which can raise anything
-            shutil.rmtree(folder, ignore_errors=True)
-            _decode_all(listing, side, folder)
-            about, lines = _cached(folder)
+    about, lines = cached(folder, lambda draft: _decode_all(listing, side, draft), _load)
     return Images(
         torch.from_numpy(lines),
         torch.tensor(about["sizes"]),
@@ -92,7 +80,7 @@ def load_images(listing: Listing, side: int) -> Images:
     )
 
 
-def _cached(folder: Path) -> tuple[dict[str, Any], Bytes]:
+def _load(folder: Path) -> tuple[dict[str, Any], Bytes]:
     about: dict[str, Any] = json.loads((folder / "about.json").read_text())
     # Copy on write: PyTorch has no read-only tensors, and nothing here writes.
     return about, np.load(folder / "lines.npy", mmap_mode="c")[: len(about["labels"])]
@@ -176,11 +164,9 @@ def _decode_all(listing: Listing, side: int, folder: Path) -> None:
             raise ValueError(f"none of {len(files)} images can be read, {files[0].name} being the first.")
         height, width = (max(size[i] for size in sizes if size) for i in (0, 1))
         _check_disk(folder.parent, len(files) * height * 3 * width)
-        draft = folder.with_suffix(".draft")
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
+        folder.mkdir()
         shape = (len(files), height, 3, width)
-        lines = np.lib.format.open_memmap(draft / "lines.npy", "w+", np.uint8, shape)
+        lines = np.lib.format.open_memmap(folder / "lines.npy", "w+", np.uint8, shape)
 
         def place(index: int) -> None:
             try:
@@ -202,8 +188,7 @@ def _decode_all(listing: Listing, side: int, folder: Path) -> None:
         "training": sum(index < len(listing.train) for index in good),
         "skipped": [files[index].name for index in sorted(broken)],
     }
-    (draft / "about.json").write_text(json.dumps(about))
-    os.replace(draft, folder)
+    (folder / "about.json").write_text(json.dumps(about))
 
 
 def _check_disk(folder: Path, needed: int) -> None:

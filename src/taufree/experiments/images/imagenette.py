@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock
-
-from taufree.experiments.images.decoded import Images, cache_folder, load_images
+from taufree.experiments.images.decoded import Images, load_images
 from taufree.experiments.images.listing import Listing, find_images, find_packed
 from taufree.experiments.images.simclr import SimCLR
+from taufree.util.cache import cache_folder, download
 
 PLACE = "imagenette2-160"
 SIDE = 160
@@ -35,7 +34,7 @@ class Imagenette(SimCLR):
     title = "SimCLR on Imagenette, ten classes of ImageNet"
 
     def find(self, data: Path | None) -> Images:
-        listing = find_imagenette((_download() if data is None else data) / PLACE)
+        listing = _download() if data is None else find_imagenette(data / PLACE)
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
         return load_images(listing, SIDE)
@@ -52,21 +51,20 @@ def find_imagenette(folder: Path) -> Listing:
     return replace(listing, classes=tuple(NAMES.get(name, name) for name in listing.classes))
 
 
-def _download() -> Path:
+def _download() -> Listing:
     from torchvision import datasets
 
-    folder = cache_folder() / "imagenette"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):  # several runs may start at once
-            if not (folder / PLACE / "val").is_dir():
-                datasets.Imagenette(folder, split="train", size="160px", download=True)
-    except Exception as error:  # whatever the network, the file system or the archive has to say
-        raise ValueError(
-            f"Imagenette could not be downloaded to {folder} ({type(error).__name__}); unpack "
-            f"imagenette2-160.tgz as FOLDER/{PLACE} and pass --data FOLDER."
-        ) from error
-    return folder
+    def make(draft: Path) -> None:
+        draft.mkdir()
+        datasets.Imagenette(draft, split="train", size="160px", download=True)
+
+    return download(
+        cache_folder() / "imagenette",
+        make,
+        lambda folder: find_imagenette(folder / PLACE),
+        title="Imagenette",
+        advice=f"unpack imagenette2-160.tgz as FOLDER/{PLACE} and pass --data FOLDER",
+    )
 
 
 RECIPE = Imagenette

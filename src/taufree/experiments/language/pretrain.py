@@ -37,7 +37,7 @@ from taufree.experiments.language.tokens import (
     tokenise,
 )
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.util.files import write_whole
+from taufree.util.files import write_text
 from taufree.util.machine import hardware, hush, versions
 
 HELD_OUT = 2000
@@ -196,7 +196,7 @@ def pretrain(
         "hardware": hardware(fabric.device),
     }
     save(weights, tokenizer, out)
-    write_whole(record, json.dumps(found, indent=1) + "\n")
+    write_text(record, json.dumps(found, indent=1) + "\n")
     shutil.rmtree(out / "checkpoint")
     return found
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from taufree.experiments.language.tokens import STEP, logits_at
-from taufree.util.files import write_whole
+from taufree.util.files import write_text
 
 BATCH = 128
 Row = dict[str, Any]
@@ -70,4 +70,4 @@ def log_probabilities(
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """The answers of one evaluation, one JSON object a line."""
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -7,6 +7,7 @@ of them become the targets of the training and of the test file.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taufree.experiments.recommendation.interactions import COLUMNS, left_out
+from taufree.util.files import atomic_write
 from taufree.util.optional import needs
 
 with needs("taufree[rec]"):
@@ -88,17 +90,14 @@ def build_sequences(
         why = f": {' '.join(notes)}" if notes else "."
         raise ValueError(f"{log} must have users with {least} interactions, and none is left of it{why}")
     out.mkdir(parents=True, exist_ok=True)
-    finals = {}
-    for part, held_out in (("train", 2), ("test", 1)):
-        history = pl.col("item").list.head(pl.col("item").list.len() - held_out).list.join(" ")
-        target = pl.col("item").list.get(-held_out)
-        parts = (pl.col("user"), history, target)
-        table = rows.select(column.alias(name) for column, name in zip(parts, COLUMNS, strict=True))
-        final = out / f"{out.resolve().name}.{part}.inter"
-        finals[final.with_suffix(".part")] = final
-        table.write_csv(final.with_suffix(".part"), separator="\t", quote_style="never")
-    for draft, final in finals.items():  # only when both are whole: one alone would belong to other data
-        draft.replace(final)
+    with ExitStack() as both:  # they appear when both are whole: one alone would belong to other data
+        for part, held_out in (("train", 2), ("test", 1)):
+            history = pl.col("item").list.head(pl.col("item").list.len() - held_out).list.join(" ")
+            target = pl.col("item").list.get(-held_out)
+            parts = (pl.col("user"), history, target)
+            table = rows.select(column.alias(name) for column, name in zip(parts, COLUMNS, strict=True))
+            draft = both.enter_context(atomic_write(out / f"{out.resolve().name}.{part}.inter"))
+            table.write_csv(draft, separator="\t", quote_style="never")
     kept = rows["item"].list.len().sum()
     return Summary(total, int(kept), rows.height, rows["item"].explode().n_unique(), notes)
 

@@ -8,13 +8,14 @@ query first in each row, and the names ``classes``. An anomaly detector keeps, i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from taufree.util.files import atomic_write
 
 Arrays = Mapping[str, NDArray[Any]]
 SHOWN, QUERIES, NEIGHBOURS = 1000, 10, 5
@@ -25,12 +26,9 @@ THUMBNAIL = 64
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
     """Write a ``.npz`` that is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".draft")
     named: dict[str, Any] = dict(arrays)
-    with draft.open("wb") as file:
+    with atomic_write(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **named)
-    os.replace(draft, path)
 
 
 def load_arrays(path: Path) -> Arrays | None:

@@ -7,18 +7,18 @@ nothing is lost in silence.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from taufree.experiments.link_names import temperature_of
 from taufree.experiments.training.run import run_key
 from taufree.util.errors import BadInputError
+from taufree.util.files import atomic_write
+from taufree.util.json_lines import append_json, append_lines, parse_json, read_lines
 
 KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
 OBJECTS = ("settings", "metrics", "versions", "hardware", "curves")
@@ -55,40 +55,26 @@ class Results:
 
     def read(self) -> list[Line]:
         """All whole lines, the newest one of each run; damaged ones are named and set aside."""
-        if not self.path.exists():
-            return []
-        with self._writing():
-            return self._repaired()
-
-    def _repaired(self) -> list[Line]:
-        good: dict[str, Line] = {}
-        kept: list[bytes] = []
         broken: list[bytes] = []
-        for number, raw in enumerate(self.path.read_bytes().splitlines(), start=1):
-            if not raw.strip():
-                continue
-            try:
-                line = parse(raw)
-            except ValueError as error:
-                broken.append(raw)
-                self._warn(f"{self.path}:{number}: {error}; it is set aside in {self.damaged}.")
-            else:
-                kept.append(raw)
-                good[line_key(line)] = line
-        if broken:
-            _append(self.damaged, broken)
-            draft = self.path.with_suffix(".draft")
-            draft.unlink(missing_ok=True)
-            _append(draft, kept)
-            os.replace(draft, self.path)
-        return list(good.values())
+
+        def set_aside(number: int, raw: bytes, fault: str) -> None:
+            broken.append(raw)
+            self._warn(f"{self.path}:{number}: {fault}; it is set aside in {self.damaged}.")
+
+        with self._writing():
+            found = read_lines(self.path, set_aside, lambda raw: (raw, parse(raw)))
+            if broken:
+                append_lines(self.damaged, broken)
+                with atomic_write(self.path, sync=True) as draft:
+                    append_lines(draft, [raw for raw, _ in found])
+        return list({line_key(line): line for _, line in found}.values())
 
     def append(self, line: Line) -> None:
         """Add one run; when this returns, the line is on the disk."""
         if set(line) != set(KEYS):
             raise ValueError(f"line must have the keys {', '.join(KEYS)}, got {', '.join(line)}.")
         with self._writing():
-            _append(self.path, [json.dumps(line, allow_nan=False).encode()])
+            append_json(self.path, line)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -107,10 +93,7 @@ def line_key(line: Line) -> str:
 
 def parse(raw: bytes) -> Line:
     """A line of the file, or a ValueError that says what is wrong with it."""
-    try:
-        line = json.loads(raw, parse_constant=_refuse)
-    except ValueError:
-        raise ValueError("this line is not whole JSON") from None
+    line = parse_json(raw)
     if not isinstance(line, dict) or not set(line) >= set(KEYS):
         raise ValueError(f"this line has not all the keys {', '.join(KEYS)}")
     if not all(isinstance(line[name], dict) for name in OBJECTS):
@@ -131,20 +114,5 @@ def _is_link(name: Any) -> bool:
         return False
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")  # and append never writes it
-
-
 def _listed(curve: Any) -> list[Any]:
     return curve if isinstance(curve, list) else [curve]
-
-
-def _append(path: Path, lines: list[bytes]) -> None:
-    with path.open("a+b") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            # A crash may have cut the last line's end off; the new line must not join it.
-            lines = lines if file.read() == b"\n" else [b"", *lines]
-        file.write(b"".join(line + b"\n" for line in lines))
-        file.flush()
-        os.fsync(file.fileno())

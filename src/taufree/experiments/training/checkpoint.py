@@ -1,14 +1,12 @@
 """Checkpoints that are whole or not there.
 
 A checkpoint is a folder ``epoch-<n>`` with the model's weights (safetensors) and everything else a run needs
-to go on (a dictionary of numbers, lists and tensors). It is written beside its final name and renamed when
-complete, which is one step for the file system: a process killed at any moment leaves the older checkpoint,
-or both, but never half of one.
+to go on (a dictionary of numbers, lists and tensors). A process killed at any moment leaves the older
+checkpoint, or both, but never half of one.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from taufree.util.errors import BadInputError
+from taufree.util.files import atomic_write
 
 
 class Checkpoint:
@@ -29,18 +28,13 @@ class Checkpoint:
 
     def save(self, epoch: int, model: nn.Module, state: dict[str, Any]) -> None:
         """Make this the newest checkpoint, and remove the older ones."""
-        draft, final = self.path / f"draft-{epoch}", self.path / f"epoch-{epoch}"
+        final = self.path / f"epoch-{epoch}"
         try:
-            for leftover in (draft, final):
-                shutil.rmtree(leftover, ignore_errors=True)
-            draft.mkdir(parents=True)
-            save_model(model, str(draft / "weights.safetensors"))
-            torch.save(state, draft / "state.pt")
-            for file in draft.iterdir():
-                _flush(file)
-            os.replace(draft, final)
+            with atomic_write(final, sync=True) as draft:
+                draft.mkdir()
+                save_model(model, str(draft / "weights.safetensors"))
+                torch.save(state, draft / "state.pt")
         except (OSError, RuntimeError, SafetensorError) as error:  # safetensors and torch have their own
-            shutil.rmtree(draft, ignore_errors=True)
             reason = str(error).splitlines()[0]
             raise BadInputError(f"the checkpoint {final} could not be written: {reason}") from error
         for entry in self.path.iterdir():
@@ -61,9 +55,3 @@ class Checkpoint:
     def remove(self) -> None:
         """Forget the run; its result is safe elsewhere."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _flush(file: Path) -> None:
-    # Without this a power failure could keep the rename and lose the contents.
-    with file.open("rb+") as handle:
-        os.fsync(handle.fileno())

@@ -36,7 +36,7 @@ from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.recorded import Replayed
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
-from taufree.util.files import write_whole
+from taufree.util.files import write_text
 from taufree.util.machine import hardware, hush, versions
 
 CURVES = (
@@ -227,7 +227,7 @@ class Training:
         """Write a line for each example that the recipe scores, if it scores any."""
         self.model.eval()
         if (rows := self.recipe.scores(self.model)) and self.fabric.is_global_zero:
-            write_whole(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+            write_text(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write all that :meth:`restore` needs; rank 0 does."""
