@@ -15,9 +15,10 @@ from torch.nn.functional import normalize
 
 from taufree import Link, LogOdds, Temperature
 from taufree.diagnostics import anchors
-from taufree.diagnostics.anchors import blocks, chance_scale, gradients, measure, optimum_scale, schemes
+from taufree.diagnostics.anchors import blocks, gradients, measure, schemes
 from taufree.diagnostics.diagnose import diagnose
 from taufree.diagnostics.diagnosis import Diagnosis
+from taufree.diagnostics.gradient_scale import chance_scale, optimum_scale
 from taufree.diagnostics.theory.closed_forms import free_scale, temperature_scale
 
 LINKS = {

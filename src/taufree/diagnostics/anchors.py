@@ -1,8 +1,7 @@
-"""Anchors against their candidates, block by block, and how hard a loss pulls at each anchor.
+"""Anchors against their candidates, block by block, and the gradient scale of each anchor.
 
 An anchor's candidates are the rows of a table; those of its own group are its positives, all others its
-negatives. Pairs are groups of one. Its loss is the mean over its positives of -log p_j, with p the softmax of
-the logits over its candidates: InfoNCE for one positive, SupCon for several.
+negatives. Pairs are groups of one.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from torch.nn.functional import normalize
 
 from taufree import Link, LogOdds, Temperature
 from taufree.backends.numerics import full_precision
+from taufree.diagnostics.gradient_scale import chance_scale, gradient_scale, logit_and_slope
 
 TAUS = (0.05, 0.1, 0.25, 0.5, 1.0)
 HARDEST = 0.01
@@ -164,53 +164,14 @@ def measure(links: Iterable[Link], block: Block) -> Measured:
 def gradients(link: Link, block: Block) -> tuple[Tensor, Tensor]:
     """Each anchor's gradient scale, and the share of its negatives' gradient spent on the hardest.
 
-    The gradient scale is the sum over candidates of |dL/dc_j|: |1/P - p_j| link'(c_j) of a positive,
-    p_j link'(c_j) of a negative. 1/P - p_j is computed as (S/P + (mean(w) - w_j)) / Z, with w the positives'
-    weights and S the sum of the negatives': for one positive it is S/Z, and nothing cancels.
-
     Shape:
         both results: [B].
     """
-    logit, slope = _link(link, block.positive)
-    away, steep = _link(link, block.negative)
-    # The negatives have a maximum of their own: next to a strong positive they would all round to zero.
-    highest = away.amax(1, keepdim=True)
-    weight = away.sub_(highest).exp_().scatter_(1, block.group, 0.0)
-    push = steep * weight
-    pushed = push.sum(1)
-
-    count = block.positives.unsqueeze(1)
-    shift = torch.maximum(highest, logit.masked_fill(~block.counts, -torch.inf).amax(1, keepdim=True))
-    fade = (highest - shift).exp()
-    negatives = weight.sum(1, keepdim=True) * fade
-    positives = (logit - shift).exp().masked_fill(~block.counts, 0.0)
-    mean = positives.sum(1, keepdim=True) / count
-    pull = ((negatives / count + (mean - positives)).abs() * slope).masked_fill(~block.counts, 0.0).sum(1)
-    total = (negatives + count * mean).squeeze(1)
-    scale = (pull + pushed * fade.squeeze(1)) / total
-
-    rank = torch.arange(block.hardest.shape[1], device=push.device)
+    logit, slope = logit_and_slope(link, block.positive)
+    other, steep = logit_and_slope(link, block.negative)
+    other.scatter_(1, block.group, -torch.inf)  # in place: the links of `schemes` return new tensors
+    scale, parts = gradient_scale((logit.masked_fill(~block.counts, -torch.inf), slope), (other, steep))
+    rank = torch.arange(block.hardest.shape[1], device=parts.device)
     percent = round(1 / HARDEST)
     chosen = rank < ((block.negatives + percent - 1) // percent).unsqueeze(1)
-    return scale, (push.gather(1, block.hardest) * chosen).sum(1) / pushed
-
-
-def chance_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:
-    """The gradient scale where all cosines are 0, 2 link'(0) M / (P + M): of embeddings that know nothing."""
-    _, slope = _link(link, torch.zeros(1, dtype=torch.float32, device=positives.device))
-    return 2 * slope * negatives / (positives + negatives)
-
-
-def optimum_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:
-    """The gradient scale where positives are at 1 and negatives at -1, with nothing left to gain.
-
-    It is (1 - p) (link'(1) + link'(-1)), with 1 - p = M / (M + P exp(link(1) - link(-1))).
-    """
-    ends = torch.tensor([1.0, -1.0], dtype=torch.float32, device=positives.device)
-    logit, slope = _link(link, ends)
-    return negatives / (negatives + positives * (logit[0] - logit[1]).exp()) * slope.sum()
-
-
-def _link(link: Link, cosine: Tensor) -> tuple[Tensor, Tensor]:
-    gap, rise = 1 - cosine, 1 + cosine
-    return link.logit(cosine, gap, rise), link.slope(cosine, gap, rise)
+    return scale, (parts.gather(1, block.hardest) * chosen).sum(1) / parts.sum(1)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from taufree import Link, Temperature
-from taufree.diagnostics.anchors import TAUS, Measured, blocks, measure, optimum_scale, pieces, schemes
+from taufree.diagnostics.anchors import TAUS, Measured, blocks, measure, pieces, schemes
 from taufree.diagnostics.diagnosis import COSINE_EDGES, OPTIMAL, SCALE_EDGES, VANISHED, Diagnosis, Scheme
+from taufree.diagnostics.gradient_scale import optimum_scale
 from taufree.util.optional import needs
 
 with needs("taufree[cli]"):

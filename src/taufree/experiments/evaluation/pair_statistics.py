@@ -1,4 +1,4 @@
-"""What a training step shows of itself: where the cosines are, and how hard the loss pulls on them."""
+"""Statistics of the pairs of a training step: their cosines, and the gradient scale of the loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from taufree import Link
 from taufree.backends.numerics import full_precision
+from taufree.diagnostics.gradient_scale import gradient_scale, logit_and_slope
 from taufree.distributed import all_rows
 
 BINS = 80
@@ -40,12 +41,8 @@ class Observation:
 def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256) -> Observation:
     """Observe an NT-Xent batch: rows of ``view_a`` against their pairs and all other rows of both views.
 
-    The gradient scale is the mean over anchors of the sum over candidates of |d loss / d cosine|,
-
-        (1 - p) link'(c) of the positive, plus p_j link'(c_j) of every negative,
-
-    with p the softmax of the logits. With one positive at C and all negatives at -C it is the gradient
-    scale of the paper, |d loss / dC|. The batch is that of all ranks together.
+    The gradient scale is the mean over anchors, see :mod:`taufree.diagnostics.gradient_scale`. The batch is
+    that of all ranks together.
 
     Args:
         view_a, view_b: [N, D], row i of one is the positive of row i of the other.
@@ -70,7 +67,7 @@ def observe_pairs(
 
     Args:
         query, key: [N, D], row i of one is the positive of row i of the other.
-        ids: [N]; a key with the query's id that is not its own pulls on nothing, but stays among the cosines.
+        ids: [N]; a key with the query's id that is not its own gets no gradient, but stays among the cosines.
         anchors: as in :func:`observe_views`, which says what the gradient scale is.
     """
     q, k = normalize(query.detach().float(), dim=-1), normalize(key.detach().float(), dim=-1)
@@ -86,15 +83,10 @@ def observe_pairs(
 
 def _observe(positive: Tensor, negative: Tensor, link: Link, left_out: Tensor | None = None) -> Observation:
     cosine = torch.cat([positive, negative], dim=1).clamp(-1, 1)
-    gap, rise = 1 - cosine, 1 + cosine
-    logits = link.logit(cosine, gap, rise)
-    if left_out is not None:
-        # Not in place: a link may return the cosine itself.
-        logits = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(left_out, -torch.inf)], dim=1)
-    pull = logits.softmax(-1)
-    pull[:, 0] = pull[:, 1:].sum(-1)
-    scale = (pull * link.slope(cosine, gap, rise)).sum(-1).mean()
-    return Observation(cosine[:, 0], cosine[:, 1:], scale)
+    logit, slope = logit_and_slope(link, cosine)
+    others = logit[:, 1:] if left_out is None else logit[:, 1:].masked_fill(left_out, -torch.inf)
+    scale, _ = gradient_scale((logit[:, :1], slope[:, :1]), (others, slope[:, 1:]))
+    return Observation(cosine[:, 0], cosine[:, 1:], scale.mean())
 
 
 class Tally:
