@@ -2,9 +2,9 @@
 
 Rows of all ranks are numbered rank by rank. Two ways bring the rows of the other ranks here:
 
-- :class:`Gather`: one all-gather, then all of them are here, O(N D) memory; gradients with respect to them
+- ``Gather``: one all-gather, then all of them are here, O(N D) memory; gradients with respect to them
   go home by one reduce-scatter.
-- :class:`Ring`: one rank's rows at a time go round from rank to rank while the ones before are worked on,
+- ``Ring``: one rank's rows at a time go round from rank to rank while the ones before are worked on,
   O(N D / W) memory; their gradients travel one step behind them and are complete when they come home.
 """
 
@@ -191,7 +191,7 @@ class Ring:
         self.coming = self._shift(self.x, self.ranks.rank, "embeddings")
 
     def visit(self, work: Work, give_back: torch.dtype | None = None) -> Tensor | None:
-        """As :meth:`Gather.visit`."""
+        """As ``Gather.visit``."""
         ranks = self.ranks
         back: Pending | None = None
         for step in range(1, ranks.world):

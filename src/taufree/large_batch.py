@@ -19,15 +19,15 @@ def chunked_backward(
     chunk_size: int,
     scaler: GradScaler | None = None,
 ) -> Tensor:
-    r"""``loss(encoder(a), encoder(b)).backward()`` with the activations of one chunk in memory.
+    """``loss(encoder(a), encoder(b)).backward()`` with the activations of one chunk in memory.
 
-    By the chain rule the gradient of the parameters :math:`\theta` is a sum over chunks k of rows,
+    By the chain rule the gradient of the parameters is a sum over chunks k of rows,
 
-    .. math:: \frac{dL}{d\theta} = \sum_k \frac{\partial L}{\partial z_k} \frac{dz_k}{d\theta},
+        dL/dparameters = sum_k dL/dz_k dz_k/dparameters,
 
-    so the first pass computes all embeddings z without a graph, the loss gives :math:`\partial L/\partial z`
-    (and the gradients of its own parameters, a link's), and the second pass encodes each chunk again
-    and sends its rows of :math:`\partial L/\partial z` back. The price is one more forward.
+    so the first pass computes all embeddings z without a graph, the loss gives dL/dz (and the gradients of
+    its own parameters, a link's), and the second pass encodes each chunk again and sends its rows of dL/dz
+    back. The price is one more forward.
 
     Gradients add to ``.grad`` and equal those of one graph over all chunks: the second pass sees the random
     numbers (CPU and CUDA) and the buffers that the first one saw. Afterwards generators and buffers are as
@@ -50,7 +50,7 @@ def chunked_backward(
     An encoder in DistributedDataParallel exchanges its gradients once, in the backward of its last chunk. One
     that has nothing to train is run once only. Autocast around the call holds for both passes.
 
-    Example:
+    Examples:
         >>> from taufree import nt_xent
         >>> encoder = nn.Linear(8, 4)
         >>> a, b = torch.randn(100, 8), torch.randn(100, 8)

@@ -51,7 +51,7 @@ def diagnose(
         sample: look at this many anchors at most, drawn at random with `seed`; all rows stay candidates.
         watch: is told now and then how many anchors are done, of how many.
 
-    Example:
+    Examples:
         >>> first = np.eye(4, 8)
         >>> found = diagnose(first, first + 0.5 * np.eye(4, 8, k=1), taus=[0.05, 1.0])
         >>> [(scheme.name, round(scheme.vanished, 2)) for scheme in found.schemes]

@@ -38,7 +38,7 @@ class ContrastiveDiagnostics(Metric):
     Shape:
         first, second: [N, D]; a batch of one row has no negatives and is passed over.
 
-    Example:
+    Examples:
         >>> metric = ContrastiveDiagnostics(taus=[0.05])
         >>> for step in range(3):
         ...     metric.update(torch.eye(4, 8), torch.eye(4, 8) + 0.5 * torch.eye(4, 8).roll(1, 1))

@@ -32,8 +32,9 @@ Values: TypeAlias = NDArray[np.float64]
 def temperature_loss(c: ArrayLike, tau: ArrayLike, n: int = 2) -> Values:
     """The loss with logit = C / tau: log(1 + (N-1) exp(-2C/tau)).
 
-    >>> print(f"{temperature_loss(1.0, tau=1.0):.4f}")  # at the optimum, and still not zero
-    0.1269
+    Examples:
+        >>> print(f"{temperature_loss(1.0, tau=1.0):.4f}")  # at the optimum, and still not zero
+        0.1269
     """
     loss: Values = np.log1p(_negatives(c, tau, n))
     return loss
@@ -42,10 +43,11 @@ def temperature_loss(c: ArrayLike, tau: ArrayLike, n: int = 2) -> Values:
 def temperature_scale(c: ArrayLike, tau: ArrayLike, n: int = 2) -> Values:
     """The size of d loss / dC with logit = C / tau: (N-1) (2/tau) / ((N-1) + exp(2C/tau)).
 
-    >>> print(f"{temperature_scale(0.5, tau=0.1):.5f}")  # halfway, and all but gone
-    0.00091
-    >>> print(f"{temperature_scale(1.0, tau=1.0):.5f}")  # arrived, and still pulling
-    0.23841
+    Examples:
+        >>> print(f"{temperature_scale(0.5, tau=0.1):.5f}")  # halfway, and all but gone
+        0.00091
+        >>> print(f"{temperature_scale(1.0, tau=1.0):.5f}")  # at the optimum, and still not zero
+        0.23841
     """
     negatives = _negatives(c, tau, n)
     return 2 / _temperature(tau) * negatives / (1 + negatives)
@@ -54,8 +56,9 @@ def temperature_scale(c: ArrayLike, tau: ArrayLike, n: int = 2) -> Values:
 def learnable_loss(c: ArrayLike, t: ArrayLike) -> Values:
     """The loss with the learned logit = C exp(t) and N = 2: log(1 + exp(-2C exp(t))).
 
-    >>> print(f"{learnable_loss(1.0, t=0.0):.4f}")  # t = 0 is tau = 1
-    0.1269
+    Examples:
+        >>> print(f"{learnable_loss(1.0, t=0.0):.4f}")  # t = 0 is tau = 1
+        0.1269
     """
     loss: Values = np.log1p(np.exp(-_gap(c, t)))
     return loss
@@ -66,8 +69,9 @@ def learnable_scale(c: ArrayLike, t: ArrayLike) -> Values:
 
     The loss falls as t grows, so descent only ever lowers this temperature; at C = 0 it cannot move it.
 
-    >>> print(f"{learnable_scale(0.0, t=3.0):.4f}, {learnable_scale(0.5, t=0.0):.4f}")
-    0.0000, 0.2689
+    Examples:
+        >>> print(f"{learnable_scale(0.0, t=3.0):.4f}, {learnable_scale(0.5, t=0.0):.4f}")
+        0.0000, 0.2689
     """
     gap = _gap(c, t)
     negative: Values = np.exp(-gap)
@@ -77,8 +81,9 @@ def learnable_scale(c: ArrayLike, t: ArrayLike) -> Values:
 def free_loss(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
     """The loss with logit = 2 g atanh(C), g the gain: log(1 + (N-1) ((1-C)/(1+C))^(2g)).
 
-    >>> print(f"{free_loss(0.5):.4f}, {free_loss(1.0):.4f}, {free_loss(0.5, gain=2):.4f}")
-    0.1054, 0.0000, 0.0123
+    Examples:
+        >>> print(f"{free_loss(0.5):.4f}, {free_loss(1.0):.4f}, {free_loss(0.5, gain=2):.4f}")
+        0.1054, 0.0000, 0.0123
     """
     x = _cosine(c)
     loss: Values = np.log1p((_candidates(n) - 1) * ((1 - x) / (1 + x)) ** (2 * _gain(gain)))
@@ -93,8 +98,9 @@ def free_scale(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
     sqrt(3), that is up to 20 candidates; with more it first rises, to about sqrt(N)/2 near C = 1 - 2/sqrt(N),
     then falls to zero.
 
-    >>> print(f"{free_scale(0.0):.4f}, {free_scale(0.5):.4f}, {free_scale(1.0):.4f}")
-    2.0000, 0.5333, 0.0000
+    Examples:
+        >>> print(f"{free_scale(0.0):.4f}, {free_scale(0.5):.4f}, {free_scale(1.0):.4f}")
+        2.0000, 0.5333, 0.0000
     """
     x, others, gain = _cosine(c), _candidates(n) - 1, _gain(gain)
     odds = (1 - x) / (1 + x)
@@ -107,11 +113,12 @@ def vanishing_interval(tau: float, n: int = 2, share: float = 0.01) -> tuple[flo
 
     The maximum is at C = 0, so the interval is (C0, 1] with C0 = (tau/2) log(N/share - (N-1)).
 
-    >>> low, high = vanishing_interval(0.1)
-    >>> print(f"{low:.4f} to {high:.0f}")
-    0.2647 to 1
-    >>> print(vanishing_interval(0.5))
-    None
+    Examples:
+        >>> low, high = vanishing_interval(0.1)
+        >>> print(f"{low:.4f} to {high:.0f}")
+        0.2647 to 1
+        >>> print(vanishing_interval(0.5))
+        None
     """
     _temperature(tau)
     n = _candidates(n)
@@ -126,8 +133,9 @@ def null_density(c: ArrayLike, nu: ArrayLike) -> Values:
 
     For nu < 3 it is infinite at c = -1 and 1.
 
-    >>> print(f"{null_density(0.3, nu=3):.3f}, {null_density(0.0, nu=128):.3f}")
-    0.500, 4.487
+    Examples:
+        >>> print(f"{null_density(0.3, nu=3):.3f}, {null_density(0.0, nu=128):.3f}")
+        0.500, 4.487
     """
     x, a = _any_cosine(c), _half(nu)
     density: Values = np.exp(_power(x, a - 1) - _log_beta(a))
@@ -137,8 +145,9 @@ def null_density(c: ArrayLike, nu: ArrayLike) -> Values:
 def null_cdf(c: ArrayLike, nu: ArrayLike) -> Values:
     """The probability that the cosine of two random directions is below c; small ones keep their digits.
 
-    >>> print(f"{null_cdf(0.5, nu=3):.3f}, {null_cdf(-0.5, nu=128):.1e}")
-    0.750, 8.1e-10
+    Examples:
+        >>> print(f"{null_cdf(0.5, nu=3):.3f}, {null_cdf(-0.5, nu=128):.1e}")
+        0.750, 8.1e-10
     """
     x, a = _any_cosine(c), _half(nu)
     below: Values = betainc(a, a, (1 + x) / 2)
@@ -150,8 +159,11 @@ def null_log_odds(c: ArrayLike, nu: ArrayLike) -> Values:
 
     It is 2 atanh(y) near c = 0 and log((1 + y) / (1 - y)) in the tails, with 1 - y = I(1-c^2; a, 1/2).
 
-    >>> print(f"{null_log_odds(0.5, nu=3):.6f}, {2 * math.atanh(0.5):.6f}, {null_log_odds(0.9, nu=1000):.3f}")
-    1.098612, 1.098612, 833.803
+    Examples:
+        >>> print(f"{null_log_odds(0.5, nu=3):.6f}, {2 * math.atanh(0.5):.6f}")
+        1.098612, 1.098612
+        >>> print(f"{null_log_odds(0.9, nu=1000):.3f}")
+        833.803
     """
     x, a = np.broadcast_arrays(_any_cosine(c), _half(nu))
     y = betainc(0.5, a, x * x)
@@ -164,8 +176,9 @@ def null_log_odds(c: ArrayLike, nu: ArrayLike) -> Values:
 def null_slope(nu: ArrayLike) -> Values:
     """The slope of `null_log_odds` at c = 0, 4 Gamma(nu/2) / (sqrt(pi) Gamma((nu-1)/2)).
 
-    >>> print(f"{null_slope(3):.4f}, {null_slope(128):.4f}")
-    2.0000, 17.9480
+    Examples:
+        >>> print(f"{null_slope(3):.4f}, {null_slope(128):.4f}")
+        2.0000, 17.9480
     """
     slope: Values = 4 * np.exp(-_log_beta(_half(nu)))
     return slope
@@ -174,8 +187,9 @@ def null_slope(nu: ArrayLike) -> Values:
 def dimension_temperature(nu: ArrayLike) -> Values:
     """The temperature whose link c/tau has the slope of `null_log_odds` at c = 0: 1 / `null_slope`.
 
-    >>> print(f"{dimension_temperature(3):.2f}, {dimension_temperature(39):.2f}")
-    0.50, 0.10
+    Examples:
+        >>> print(f"{dimension_temperature(3):.2f}, {dimension_temperature(39):.2f}")
+        0.50, 0.10
     """
     return 1 / null_slope(nu)
 
@@ -185,8 +199,9 @@ def temperature_dimension(tau: ArrayLike) -> Values:
 
     By Newton's method on log(slope), from the slope of a large nu, sqrt(8 (nu - 1.5) / pi).
 
-    >>> print(f"{temperature_dimension(0.5):.2f}, {temperature_dimension(0.1):.2f}")
-    3.00, 40.77
+    Examples:
+        >>> print(f"{temperature_dimension(0.5):.2f}, {temperature_dimension(0.1):.2f}")
+        3.00, 40.77
     """
     temperature = _temperature(tau)
     if not np.all(temperature <= math.pi / 4 * (1 + 1e-12)):
