@@ -1,42 +1,17 @@
 """Two passes give the gradients, buffers and random numbers of one graph, with the memory of a chunk."""
 
 import copy
-import os
 from collections import UserDict, namedtuple
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.nn.functional import all_gather
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import spectral_norm
 
 from taufree import InfoNCE, LearnableTemperature, NTXent, info_nce, nt_xent, sup_con
 from taufree.large_batch import chunked_backward
-
-N = 12
-
-
-def mlp(*middle, dtype=torch.float64, seed=0):
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 8), *middle, nn.GELU(), nn.Linear(8, 5)).to(dtype)
-
-
-def rows(n=N, dtype=torch.float64, seed=0):
-    return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-A, B = rows(seed=1), rows(seed=2)
-
-
-def gradients(*modules):
-    return [parameter.grad for module in modules for parameter in module.parameters()]
-
-
-def buffers(*modules):
-    return [buffer for module in modules for buffer in module.buffers()]
+from tests.support.chunked_ranks import on_two_ranks
+from tests.support.chunked_steps import A, B, N, buffers, gradients, mlp, one_graph, rows
 
 
 def all_gradients(step):
@@ -46,17 +21,6 @@ def all_gradients(step):
 
 def relative_difference(gradient, expected):
     return (gradient - expected).norm() / expected.norm()
-
-
-def one_graph(loss, *calls, chunks=1):
-    """The truth: every chunk in one graph, cut into nearly equal parts."""
-    embeddings = []
-    for encoder, x in calls:
-        edges = pairwise(len(x) * k // chunks for k in range(chunks + 1))
-        embeddings.append(torch.cat([encoder(x[i:j]) for i, j in edges]))
-    value = loss(*embeddings)
-    value.backward()
-    return value.detach()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -366,99 +330,6 @@ def test_a_loss_that_cannot_be_trained_with(loss, trains, error, message):
     with pytest.raises(error, match=message):
         chunked_backward(loss, (encoder, torch.ones(4, 3)), (encoder, torch.ones(4, 3)), chunk_size=2)
     assert gradients(encoder) == [None, None]
-
-
-class TowersAndLink(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.towers = nn.ModuleDict({"image": mlp(), "text": mlp(seed=1)})
-        self.link = LearnableTemperature().double()
-
-    def forward(self, batch):
-        ((kind, x),) = batch.items()
-        return self.towers[kind](x)
-
-
-def count_exchanges(ddp):
-    exchanges = []
-
-    def hook(state, bucket):
-        exchanges.append(bucket.index())
-        future = distributed.all_reduce(bucket.buffer() / 2, async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
-
-    ddp.register_comm_hook(None, hook)
-    return exchanges
-
-
-def on_two_ranks(rank, store):
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    close = {"rtol": 1e-11, "atol": 1e-12}
-
-    # One encoder, and a loss over the rows of both ranks: the gradients of one process with all rows.
-    plain = mlp()
-    shared = DistributedDataParallel(mlp())
-    exchanges = count_exchanges(shared)
-    own = slice(0, 6) if rank == 0 else slice(6, N)
-
-    def gathered(a, b):
-        return nt_xent(torch.cat(all_gather(a)), torch.cat(all_gather(b)))
-
-    expected = one_graph(nt_xent, (plain, A), (plain, B))
-    for step in (1, 2):  # the second adds to the first
-        value = chunked_backward(gathered, (shared, A[own]), (shared, B[own]), chunk_size=4)
-        torch.testing.assert_close(value, expected, **close)
-        torch.testing.assert_close(gradients(shared), [step * g for g in gradients(plain)], **close)
-        assert len(exchanges) == step
-    with shared.no_sync():
-        chunked_backward(gathered, (shared, A[own]), (shared, B[own]), chunk_size=4)
-        assert len(exchanges) == 2
-    chunked_backward(gathered, (shared, A[own]), (shared, B[own]), chunk_size=4)
-    assert len(exchanges) == 3
-    torch.testing.assert_close(gradients(shared), [4 * g for g in gradients(plain)], **close)
-
-    # Two encoders and a link, a loss of each rank's own rows, and as many chunks as each rank needs.
-    def towers():
-        return InfoNCE(link=LearnableTemperature()).double(), mlp(nn.BatchNorm1d(8)), mlp(seed=1)
-
-    plain = towers()
-    wrapped = [DistributedDataParallel(module) for module in towers()]
-    exchanges = [count_exchanges(module) for module in wrapped]
-    for other, part, chunks in ((0, slice(0, 4), 1), (1, slice(4, N), 2)):
-        copied = copy.deepcopy(plain)  # each rank has its own running statistics
-        one_graph(copied[0], (copied[1], A[part]), (copied[2], B[part]), chunks=chunks)
-        for module, done in zip(plain, copied, strict=True):
-            for parameter, gradient in zip(module.parameters(), gradients(done), strict=True):
-                parameter.grad = gradient / 2 + (0 if parameter.grad is None else parameter.grad)
-            if other == rank:
-                expected_buffers = buffers(*copied)
-    own = slice(0, 4) if rank == 0 else slice(4, N)
-    chunked_backward(wrapped[0], (wrapped[1], A[own]), (wrapped[2], B[own]), chunk_size=4)
-    torch.testing.assert_close(gradients(*wrapped), gradients(*plain), **close)
-    torch.testing.assert_close(buffers(*wrapped), expected_buffers, **close)
-    assert [len(done) for done in exchanges] == [1, 1, 1]
-
-    # One DDP around everything: its last chunk uses neither the first tower nor the link.
-    plain, wrapped = TowersAndLink(), DistributedDataParallel(TowersAndLink(), find_unused_parameters=True)
-    exchanges = count_exchanges(wrapped)
-    for part in (slice(0, 4), slice(4, N)):
-        z = plain({"image": A[part]}), plain({"text": B[part]})
-        (info_nce(*z, link=plain.link) / 2).backward()
-    for step in (1, 2):
-        chunked_backward(
-            InfoNCE(link=wrapped.module.link),
-            (wrapped, {"image": A[own]}),
-            (wrapped, {"text": B[own]}),
-            chunk_size=3,
-        )
-        torch.testing.assert_close(gradients(wrapped), [step * g for g in gradients(plain)], **close)
-        assert len(exchanges) == step
-
-    with pytest.raises(ValueError, match=r"calls\[0\] must have a DDP without static_graph"):
-        chunked_backward(sup_con, (DistributedDataParallel(mlp(), static_graph=True), A), chunk_size=4)
-    distributed.destroy_process_group()
-    os._exit(0)  # gloo's threads may outlive their group, and then abort an orderly end of the process
 
 
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="gloo is not built in")
