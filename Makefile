@@ -2,13 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-core lint docs bench clean
 
 demo: .venv/cli
 	$(BIN)/taufree run digits --out runs/digits
 
-test: .venv/test  # two processes of one thread each, for most tests use no more
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two processes of one thread each, for most tests use no more; files with slow tests come first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test: .venv/test
+	$(PYTEST)
+
+test-core: .venv/test  # the losses, links and backends alone, in two minutes
+	$(PYTEST) -m "not slow" tests/links tests/backends tests/test_*.py src/taufree/links* src/taufree/backends src/taufree/*.py
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -2,6 +2,12 @@ import pytest
 import torch
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: begun last, they would leave the other workers without work."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Small tensors gain nothing from threads, and lose much where other programs want the cores."""

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from taufree.experiments.sweep.driver import sweep
 from taufree.experiments.sweep.results import KEYS, OBJECTS
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
+from tests.support.processes import wait_until
 
 RUN = Run("digits", "learnable", 3, DigitsSettings(epochs=8, batch_size=256))
 TINY = DigitsSettings(epochs=1, batch_size=128)
@@ -41,11 +41,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_result_bit_for_bit(tmp_path
     environment = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1])}
     command = [sys.executable, "-c", SCRIPT, str(out)]
     process = subprocess.Popen(command, env=environment)
-    deadline = time.monotonic() + 120
-    while not list(out.glob("checkpoints/*/epoch-[3-6]")):
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: list(out.glob("checkpoints/*/epoch-[3-6]")), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "results.jsonl").exists()
