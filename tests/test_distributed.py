@@ -126,6 +126,7 @@ def test_a_rank_that_left_is_named_by_what_it_owed(worlds):
     assert "gather_distributed=True waited for the batch sizes:" in worlds[2][0]["alone"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("Triton" in (supported(Contrast(torch.eye(2)), LogOdds()) or ""), reason="needs Triton")
 def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -7,6 +7,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import taufree
 from tests.support.paths import ROOT
 
@@ -48,6 +50,7 @@ print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
     assert python(code).split() == ["taufree"]
 
 
+@pytest.mark.slow
 def test_the_wheel_works_on_its_own(tmp_path):
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
     subprocess.run(command, check=True, capture_output=True)

@@ -136,6 +136,7 @@ def swept(tmp_path_factory):
     return arguments, out, found
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_shell(swept):
     _, out, found = swept
     assert found.returncode == 0, found.stderr
@@ -154,6 +155,7 @@ def test_a_sweep_from_the_shell(swept):
     assert not (out / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_done_is_shown_again(swept):
     arguments, out, found = swept
     (out / "report.html").unlink()
@@ -175,6 +177,7 @@ def test_bench_refuses_a_file_that_cannot_be_written_before_it_measures(tmp_path
     assert refused.stderr == f"taufree: --out {out} cannot be written to: File exists.\n"
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_bad_input(swept):
     arguments, out, _ = swept
     report = (out / "report.html").rename(out.parent / "report.html")
@@ -207,6 +210,7 @@ def _shown(lines, width):
     return console.export_text()
 
 
+@pytest.mark.slow
 def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from taufree import Link\n"
@@ -232,6 +236,7 @@ def test_a_link_from_the_current_folder_reaches_the_workers(tmp_path):
     assert (tmp_path / "out" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_does_not_stop_the_others(tmp_path):
     arguments = [
         "--seeds",
@@ -254,6 +259,7 @@ def test_a_failed_run_is_named_and_does_not_stop_the_others(tmp_path):
     assert line["link"] == "0.5"
 
 
+@pytest.mark.slow
 def test_what_only_the_data_can_tell_is_bad_input_too(tmp_path):
     found = invoke("run", "--links", "free", "--batch-size", "1500", "--out", str(tmp_path))
     assert found.exit_code == 2
@@ -261,6 +267,7 @@ def test_what_only_the_data_can_tell_is_bad_input_too(tmp_path):
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     command = [*ENTRY, "run", "--links", "free,0.5", "--seeds", "50", "--epochs", "2", "--batch-size", "432"]
     process = subprocess.Popen(

@@ -9,6 +9,8 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.photographs import write_folder
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 
 

@@ -12,6 +12,8 @@ from tests.support.comparison import rows
 from tests.support.integration_rank_checks import SETTINGS, everything
 from tests.support.ranks import start
 
+pytestmark = pytest.mark.slow
+
 A, B = rows(8, 6).detach(), rows(8, 6, seed=1).detach()
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 2, 1])
 CASES = {

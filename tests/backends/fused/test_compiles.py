@@ -20,6 +20,8 @@ from taufree.backends.fused import row_passes as rows  # noqa: E402
 from taufree.backends.fused import tile_passes as launch  # noqa: E402
 from taufree.contrast import Contrast, Shard  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
     torch.int64: "i64",

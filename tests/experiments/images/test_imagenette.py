@@ -73,6 +73,7 @@ def test_tar_files_are_read_without_unpacking(folder, tmp_path):
     assert sorted(path.name for path in packed.iterdir()) == ["train.tar", "val.tar"]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_folder_with_a_damaged_image_from_the_shell(tmp_path):
     pictures = write_folder(tmp_path / "pictures", 12)
     (pictures / "temple" / "000.jpg").write_bytes(b"no picture")
@@ -116,6 +117,7 @@ def test_the_real_images_are_all_there():
     assert (len(found.train), len(found.val)) == (9469, 3925)
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_quick_preset_on_real_images(tmp_path):
     arguments = ["imagenette", "--preset", "quick", "--links", "free", "--epochs", "1", "--device", "cpu"]

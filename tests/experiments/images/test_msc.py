@@ -203,6 +203,7 @@ def test_what_is_kept_are_the_extremes(cifar):
     ]
 
 
+@pytest.mark.slow
 def test_a_folder_from_the_shell(tmp_path):
     for part, count in (("train", 8), ("test", 4)):
         write_folder(tmp_path / "pictures" / part, count)

@@ -142,6 +142,7 @@ def test_the_learning_rate_is_a_cosine_over_the_epochs_and_scaled_with_the_batch
     assert len(training.optimizer.param_groups) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", ["free", "learnable"])
 def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, folder, link):
     def break_off(epoch, loss):
@@ -166,6 +167,7 @@ def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, folder, link):
     assert whole["metrics"]["best_knn"] == max(whole["curves"]["knn"])
 
 
+@pytest.mark.slow
 def test_it_is_judged_as_often_as_it_is_told(tmp_path, folder):
     whole, seldom, never = (train(tiny(folder, knn_every=n), tmp_path / str(n)) for n in (1, 2, 4))
     assert seldom["curves"]["loss"] == whole["curves"]["loss"]

@@ -47,6 +47,7 @@ def cells(dom, table):
     ]
 
 
+@pytest.mark.slow
 def test_the_page_as_a_browser_shows_it(lines, tmp_path):
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     dom, errors = browser().rendered(write_report(lines, tmp_path / "report.html"))

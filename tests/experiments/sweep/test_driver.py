@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -36,6 +37,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_result_bit_for_bit(tmp_path):
     out = tmp_path / "out"
     environment = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1])}
@@ -71,6 +73,7 @@ def line_of(run):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
     runs = [Run("digits", link, seed, TINY) for seed in (0, 1) for link in ("free", "0.5")]
     path, log = tmp_path / "results.jsonl", io.StringIO()

@@ -44,6 +44,7 @@ def served(tmp_path_factory):
     return list(told.values()), [child.exitcode for child in children]
 
 
+@pytest.mark.slow
 def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(served):
     killed, failed, good, *_ = served[0]
     assert [event.kind for event in killed] == ["begun", "failed"]
@@ -55,18 +56,21 @@ def test_a_killed_process_and_a_failing_run_do_not_stop_the_others(served):
     assert good[-1].value["link"] == "0.5"
 
 
+@pytest.mark.slow
 def test_a_process_killed_between_two_runs_costs_the_next_one_alone(served):
     *_, good, lost, last = served[0]
     assert good[-1].kind == last[-1].kind == "done"
     assert [event.kind for event in lost] == ["begun", "failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system has no signal masks")
 def test_ctrl_c_is_not_heard_by_a_worker_that_still_imports(served):
     assert served[0][-1][-1].kind == "done"
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_nothing_left_to_do_ends_by_itself(served):
     assert served[1] == [-signal.SIGKILL, -signal.SIGKILL, 0]
 

@@ -73,6 +73,7 @@ def together(runs, tmp_path_factory):
         yield [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "images"), [("digits", 500), ("images", 50)])
 def test_equals_one_process(runs, together, name, images, tmp_path):
     first, second = (found[name] for found in together)
@@ -81,6 +82,7 @@ def test_equals_one_process(runs, together, name, images, tmp_path):
     assert second["curves"]["loss"] == first["curves"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_files_of_the_first_rank(together):
     assert [found["digits, epochs"] for found in together] == [["broken off", 3]] * 2
     first, second = (found["files"] for found in together)
@@ -88,6 +90,7 @@ def test_a_run_goes_on_from_the_files_of_the_first_rank(together):
     assert second == []
 
 
+@pytest.mark.slow
 def test_batch_norms_equal_one_process_on_shares_of_different_sizes(together):
     for found in together:
         assert len(found["batch norm"]) == 8  # result, statistics, gradients, and the result afterwards
@@ -142,6 +145,7 @@ def torchrun(out, seeds):
     )
 
 
+@pytest.mark.slow
 def test_torchrun_with_the_command_and_ctrl_c(tmp_path):
     out = tmp_path / "out"
     results = out / "results.jsonl"
