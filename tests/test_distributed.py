@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
-from taufree.backends.fused import supported
+from taufree.backends.fused import unsupported
 from taufree.contrast import Contrast
 from tests.support.rank_checks import FSDP, everything, kernels
 from tests.support.ranks import CALLS, WAYS, WORLDS, cases, start
@@ -127,7 +127,7 @@ def test_a_rank_that_left_is_named_by_what_it_owed(worlds):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("Triton" in (supported(Contrast(torch.eye(2)), LogOdds()) or ""), reason="needs Triton")
+@pytest.mark.skipif("Triton" in (unsupported(Contrast(torch.eye(2)), LogOdds()) or ""), reason="needs Triton")
 def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for ranked in start(kernels, [2], tmp_path)[2]:

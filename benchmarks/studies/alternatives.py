@@ -20,7 +20,7 @@ from taufree.backends.moments import Measure
 from taufree.backends.numerics import normalize
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory.closed_forms import null_log_odds
-from taufree.links import TensorGain
+from taufree.links.log_odds import with_gain
 
 CELLS = 1024
 """Intervals of the table of log-odds; the cubics between are good to 1e-7 for nu up to 128."""
@@ -44,12 +44,12 @@ class Centred(CalibratedLogOdds):
     far the cosines spread about it tells the negatives apart.
     """
 
-    def calibrate(self, measure: Measure) -> LogOdds:
+    def prepare(self, measure: Measure) -> LogOdds:
         def own() -> tuple[Tensor, Tensor]:
             moment = self.moment_of(negatives(measure.contrast))
             return moment.clamp(min=1 / measure.contrast.anchors.shape[1]), torch.zeros_like(moment)
 
-        return super().calibrate(own)
+        return super().prepare(own)
 
     def moment_of(self, cosines: Tensor) -> Tensor:
         """What stands for 1/nu."""
@@ -88,20 +88,20 @@ class WithCount(CalibratedLogOdds):
         super().__init__()
         self.register_buffer("count", torch.ones(()))
 
-    def calibrate(self, measure: Measure) -> LogOdds:
+    def prepare(self, measure: Measure) -> LogOdds:
         if self.training:
             self.count.fill_(negatives(measure.contrast).numel() / measure.contrast.n)
-        return super().calibrate(measure)
+        return super().prepare(measure)
 
-    def _now(self) -> LogOdds:
+    def _current(self) -> LogOdds:
         gain = (2 * self.count.double().clamp(min=1).log() / self.moment).sqrt() / 2
-        return TensorGain(gain.clamp(min=1), self.resolution)
+        return with_gain(gain.clamp(min=1), self.resolution)
 
 
 class Full(CalibratedLogOdds):
     """The whole log-odds in nu dimensions, of which CalibratedLogOdds takes the slope at c = 0 alone."""
 
-    def _now(self) -> Link:
+    def _current(self) -> Link:
         return NullLogOdds(max(3.0, self.dimension), self.resolution)
 
 

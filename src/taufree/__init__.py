@@ -1,7 +1,7 @@
 """Contrastive learning without a temperature."""
 
+from taufree.convert import temperature_free
 from taufree.functional import info_nce, nt_xent, sup_con
-from taufree.integrations import temperature_free
 from taufree.links import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
 from taufree.losses import InfoNCE, NTXent, SupCon
 

@@ -51,6 +51,18 @@ class Contrast:
     def n(self) -> int:
         return self.anchors.shape[0]
 
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """What may get a gradient: anchors, keys, queue, own negatives."""
+        return self.anchors, self.keys, self.queue, self.own_negatives
+
+    @property
+    def candidate_count(self) -> int:
+        """How many keys and negatives an anchor is compared with, those that are left out included."""
+        count = self.n if self.in_batch else 0
+        count += 0 if self.queue is None else self.queue.shape[0]
+        return count + (0 if self.own_negatives is None else self.own_negatives.shape[1])
+
     def out_of_inference(self) -> Contrast:
         """The same with copies of what was made in inference mode, which no backward can keep."""
         made_there: dict[str, Any] = {
@@ -103,7 +115,7 @@ class Shard(NamedTuple):
 
     x: Tensor
     groups: Tensor | None  # [K], their ids or labels; None if none are given, and for a queue
-    looks_back: bool  # whether they are anchors too
+    are_anchors: bool  # whether they are anchors too, on their rank
 
 
 def how_many(values: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.backends import BACKENDS, choose, moments
-from taufree.backends.numerics import no_autocast, wide_dtype
+from taufree.backends import LOSSES, choose, moments
+from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
+from taufree.checks import check_alike, check_float, check_integers, check_options
 from taufree.contrast import Contrast
-from taufree.links import Link, LogOdds
-
-REDUCTIONS = ("mean", "sum", "none")
+from taufree.links import Link
+from taufree.reduction import anchor_weights
 
 
 def info_nce(
@@ -87,7 +87,7 @@ def info_nce(
     if ids is not None and not in_batch:
         raise ValueError("ids tells in-batch keys apart and needs in_batch=True.")
     if ids is not None:
-        _check_integers("ids", ids, query)
+        check_integers("ids", ids, query)
     contrast = Contrast(
         query,
         positive_key,
@@ -127,7 +127,7 @@ def nt_xent(
     """
     check_alike(view_a=view_a, view_b=view_b)
     if ids is not None:
-        _check_integers("ids", ids, view_a)
+        check_integers("ids", ids, view_a)
     with no_autocast(view_a.device):  # whose cat refuses all half dtypes but its own
         views = torch.cat([view_a, view_b])
     contrast = Contrast(
@@ -173,22 +173,8 @@ def sup_con(
             f"a sample, give embeddings.flatten(0, 1) and labels.repeat_interleave({embeddings.shape[1]})."
         )
     check_alike(embeddings=embeddings)
-    _check_integers("labels", labels, embeddings)
+    check_integers("labels", labels, embeddings)
     return _loss(Contrast(embeddings, labels=labels), link, reduction, gather_distributed, backend)
-
-
-def check_options(link: Link | None, reduction: str, backend: str) -> Link:
-    """The link to use; raises if an option is not one that the losses know."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
-    if link is None:
-        return LogOdds()
-    if not isinstance(link, Link):
-        got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
-        raise TypeError(f"link must be a taufree.Link such as LogOdds() or Temperature(0.5), got {got}.")
-    return link
 
 
 def _loss(
@@ -197,60 +183,10 @@ def _loss(
     link = check_options(link, reduction, backend)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
-    link.project()
     if gather_distributed and distributed.active():
         return sharded.loss(contrast, link, reduction, backend)
-    link = link.calibrate(moments.Measure(contrast))
-    return choose(backend, contrast, link)(contrast, link, _weights(contrast, reduction))
-
-
-def _weights(contrast: Contrast, reduction: str) -> Tensor | float | None:
-    """What each anchor's loss is multiplied by in the sum, a number if it is the same; None for no sum."""
-    if reduction == "none":
-        return None
-    if contrast.labels is None:
-        return 1 / contrast.n if reduction == "mean" else 1.0
-    counted = (contrast.positive_count() > 0).to(wide_dtype(contrast.anchors.device))
-    return counted / counted.sum().clamp(min=1) if reduction == "mean" else counted
-
-
-def check_alike(**embeddings: Tensor) -> None:
-    """Raises unless all are embeddings of one shape; they are called what the user calls them."""
-    (name, x), *others = embeddings.items()
-    _check_embeddings(name, x)
-    for other, y in others:
-        _check_embeddings(other, y, like=(name, x))
-
-
-def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
-    if x.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}.")
-    if x.is_nested:
-        raise TypeError(f"{name} must be a dense tensor, got a nested one.")
-    if like is not None and x.device != like[1].device:
-        raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
-
-
-def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> None:
-    check_float(name, x, like)
-    if x.dim() != 2 or 0 in x.shape:
-        raise ValueError(f"{name} must have shape [N, D] with N and D at least 1, got {list(x.shape)}.")
-    if like is not None and x.shape != like[1].shape:
-        raise ValueError(
-            f"{name} must have the shape of {like[0]}, {list(like[1].shape)}, got {list(x.shape)}."
-        )
-
-
-def _check_integers(name: str, x: Tensor, like: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be an integer tensor, got {type(x).__name__}.")
-    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise TypeError(f"{name} must be an integer tensor, got dtype {x.dtype}.")
-    if x.shape != like.shape[:1]:
-        raise ValueError(f"{name} must have shape [{like.shape[0]}], got {list(x.shape)}.")
-    if x.device != like.device:
-        raise ValueError(f"{name} must be on the device of the embeddings, {like.device}, got {x.device}.")
+    link = link.prepare(moments.Measure(contrast))
+    labelled = contrast.labels is not None and reduction != "none"
+    positives = contrast.positive_count() if labelled else None
+    weights = anchor_weights(reduction, contrast.n, positives)
+    return LOSSES[choose(backend, contrast, link)](contrast, link, weights)

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from taufree.functional import check_options, info_nce, nt_xent, sup_con
+from taufree.checks import check_options
+from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.links import Link
 
 

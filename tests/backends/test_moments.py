@@ -40,8 +40,8 @@ def test_equals_all_pairs(name, shape, monkeypatch):
     each = by_pairs(contrast)
     floor = 1 / shape[1]
     for room in (2**20, 50):  # at once, and some rows at a time
-        monkeypatch.setitem(moments.PAIRS, "cpu", room)
-        monkeypatch.setattr(moments, "NUMBERS", room)
+        monkeypatch.setitem(moments.MAX_PAIRS, "cpu", room)
+        monkeypatch.setattr(moments, "MAX_NUMBERS", room)
         mean, error = moments.measure(contrast)
         torch.testing.assert_close(mean, each.mean().clamp(min=floor), rtol=1e-12, atol=0)
         torch.testing.assert_close(error, 2 * each.std(correction=0) / math.sqrt(len(each)))

@@ -30,7 +30,7 @@ class Cubic(Link):
 )
 def test_says_what_it_cannot_do(change, link, reason):
     rows = torch.ones(3, change.get("d", 8), dtype=change.get("dtype", torch.float32), device="cuda")
-    found = fused.supported(Contrast(rows, rows), link)
+    found = fused.unsupported(Contrast(rows, rows), link)
     assert found is None if reason is None else reason in found
 
 
@@ -52,7 +52,7 @@ def test_agrees_with_the_reference(shape, name, dtype):
 def test_sums_of_some_columns_at_a_time(name, link, monkeypatch):
     from taufree.backends.fused import tile_passes as launch
 
-    monkeypatch.setattr(launch, "PARTIAL", 1)  # one column of tiles
+    monkeypatch.setattr(launch, "PARTIAL_SUM_BYTES", 1)  # one column of tiles
     found = errors(name, 515, 200, torch.float32, LINKS[link](), "cuda")
     assert max(found) < TOLERANCE[torch.float32]
 

@@ -202,10 +202,10 @@ def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
     monkeypatch.setattr(triton, "_machine", lambda *_: None)
     link = LogOdds()
     contrast = Contrast(torch.eye(4))
-    assert triton.supported(contrast, link) is None
+    assert triton.unsupported(contrast, link) is None
     link.gain = torch.nn.Parameter(torch.tensor(1.0))
-    assert "not a parameter of LogOdds" in triton.supported(contrast, link)
-    assert triton.supported(contrast, LearnableTemperature()) is None
+    assert "not a parameter of LogOdds" in triton.unsupported(contrast, link)
+    assert triton.unsupported(contrast, LearnableTemperature()) is None
 
 
 @pytest.mark.parametrize("link", [LogOdds(2.0, 1e-3), Temperature(0.2), LearnableTemperature(0.5, 10.0)])

@@ -83,7 +83,7 @@ def test_it_moves_no_further_than_the_batch_asks_for():
     link = CalibratedLogOdds()
 
     def after(mean, error):
-        link.calibrate(lambda: (torch.tensor(mean), torch.tensor(error)))
+        link.prepare(lambda: (torch.tensor(mean), torch.tensor(error)))
         return link.moment.item()
 
     assert after(0.5, 0.1) == pytest.approx(0.6)  # from 1, where it begins

@@ -5,12 +5,12 @@ import torch
 from taufree import LearnableTemperature, LogOdds, Temperature
 from taufree.backends import fused, reference
 from taufree.contrast import Contrast
-from taufree.links import TensorGain
+from taufree.links.log_odds import with_gain
 
 LINKS = {
     "odds": lambda: LogOdds(),
     "gain": lambda: LogOdds(gain=2.0),
-    "tensor gain": lambda: TensorGain(torch.tensor(3.0), 1e-4),
+    "tensor gain": lambda: with_gain(torch.tensor(3.0), 1e-4),
     "tau": lambda: Temperature(0.1),
     "low tau": lambda: Temperature(0.01),
     "learned": lambda: LearnableTemperature(0.1),

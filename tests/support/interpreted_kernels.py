@@ -109,9 +109,9 @@ def calibrated(view):
 if __name__ == "__main__":
     from taufree.backends.fused import tile_passes as launch
 
-    launch.tile_config = lambda kind, labels, mode: launch.Config(16, 16, 64)
+    launch.tile_config = lambda link, labels, mode: launch.Config(16, 16, 64)
     launch.chunk_shape = lambda pad, mode: (16, 32)
-    launch.PARTIAL = 4 * 2 * N * 2  # two tile columns of both views at a time, one where there are labels
+    launch.PARTIAL_SUM_BYTES = 4 * 2 * N * 2  # two tile columns of both views at a time, one with labels
     torch.manual_seed(0)
     a = torch.randn(7, 5, requires_grad=True)
     found = {

@@ -167,7 +167,7 @@ def forced(way):
 def run(rank, work, worlds, ports, folder):
     """``work`` in one world after the other; ranks that a world does not have wait no longer."""
     torch.set_num_threads(1)
-    blockwise.TILE = 4
+    blockwise.TILE_SIZE = 4
     for world, port in zip(worlds, ports, strict=True):
         if rank < world:
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

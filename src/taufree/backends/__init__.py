@@ -1,7 +1,8 @@
-"""The same contract several times: ``backend(contrast, link, weights)``.
+"""The backends: several ways to compute the same loss, and the choice between them.
 
-With ``weights`` [N], or one number for all, a backend returns the scalar sum of weights * losses, with
-None each anchor's loss [N]. The result has the dtype of :func:`taufree.backends.numerics.result_dtype`.
+Each is a function ``loss(contrast, link, weights)``. With ``weights`` [N], or one number for all, it returns
+the scalar sum of weights * losses, with None each anchor's loss [N]. The result has the dtype of
+:func:`taufree.dtypes.result_dtype`. The link is what :meth:`taufree.Link.prepare` gave.
 """
 
 from __future__ import annotations
@@ -10,36 +11,39 @@ from typing import Protocol
 
 from torch import Tensor
 
-from taufree.backends import fused as triton
-from taufree.backends import reference
-from taufree.backends.blockwise import engine as blockwise
+from taufree.backends import blockwise, fused, reference
 from taufree.contrast import Contrast
 from taufree.links import Link
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
-SMALL = 2**14
+MAX_DENSE_PAIRS = 2**14
 
 
 class Backend(Protocol):
     def __call__(self, contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor: ...
 
 
-def choose(backend: str, contrast: Contrast, link: Link) -> Backend:
-    """The backend that a name stands for; "auto" decides by size and device.
+LOSSES: dict[str, Backend] = {
+    "reference": reference.loss,
+    "blockwise": blockwise.loss,
+    "triton": fused.loss,
+}
 
-    Up to 2^14 pairs (a batch of 128) the dense reference is as quick, compiles and is twice
+
+def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = False) -> str:
+    """The name of the backend to use; "auto" decides by size and device, an explicit choice that cannot run
+    raises.
+
+    Up to 2^14 pairs (a batch of 128) in one process the dense reference is as quick, compiles and is twice
     differentiable; beyond that its matrices cost more than tiles do. On a GPU the fused kernels take over
-    if they can compute the loss, else blockwise. On the meta device, which has shapes alone, the reference is
-    the one that asks for no number. An explicit choice that cannot run raises.
+    if they can compute the loss, else blockwise. On the meta device, which has shapes alone, only the
+    reference never needs the value of a tensor.
     """
-    if backend == "auto":
-        candidates = contrast.n if contrast.in_batch else 0
-        candidates += 0 if contrast.queue is None else contrast.queue.shape[0]
-        candidates += 0 if contrast.own_negatives is None else contrast.own_negatives.shape[1]
-        if contrast.n * candidates <= SMALL or contrast.anchors.is_meta:
-            return reference.loss
-        fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None
-        return triton.loss if fused else blockwise.loss
-    if backend == "triton" and (reason := triton.supported(contrast, link)):
+    if backend == "triton" and (reason := fused.unsupported(contrast, link)):
         raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
-    return {"reference": reference.loss, "blockwise": blockwise.loss, "triton": triton.loss}[backend]
+    if backend != "auto":
+        return backend
+    small = contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
+    if not over_ranks and (small or contrast.anchors.is_meta):
+        return "reference"
+    return "triton" if contrast.anchors.is_cuda and not fused.unsupported(contrast, link) else "blockwise"

@@ -13,7 +13,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """torch.compiler.disable, without its import of the whole compiler before anything is compiled."""
 
     disabled: list[Callable[_P, _R]] = []
@@ -43,7 +43,7 @@ def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -
         ) from error
 
 
-class Final(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """A gradient of a backend that cannot be differentiated again, and what it was computed from."""
 
     @staticmethod

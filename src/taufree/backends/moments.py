@@ -15,11 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.numerics import no_autocast, normalize, result_dtype, shortest, wide_dtype
+from taufree.backends.numerics import no_autocast, normalize, shortest
 from taufree.contrast import Contrast
+from taufree.dtypes import result_dtype, wide_dtype
 
-PAIRS = {"cuda": 2**24, "cpu": 2**18}  # pairs looked at in one go; on a CPU they stay in its cache
-NUMBERS = 2**22  # numbers of unit rows in memory at a time
+MAX_PAIRS = {"cuda": 2**24, "cpu": 2**18}  # computed at a time; on a CPU they stay in its cache
+MAX_NUMBERS = 2**22  # of unit rows in memory at a time
 
 
 @torch.no_grad()
@@ -34,7 +35,7 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
 
 
 class Measure:
-    """What :meth:`taufree.Link.calibrate` is given: called, it is :func:`measure` of ``contrast``."""
+    """What :meth:`taufree.Link.prepare` is given: called, it is :func:`measure` of ``contrast``."""
 
     def __init__(self, contrast: Contrast) -> None:
         self.contrast = contrast
@@ -65,8 +66,7 @@ class Squares:
 
     def __init__(self, contrast: Contrast) -> None:
         self.contrast = contrast
-        every = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
-        self.dtype = result_dtype(*[x for x in every if x is not None])
+        self.dtype = result_dtype(*contrast.inputs)
         self.groups = contrast.ids if contrast.labels is None else contrast.labels
         self.u = self._unit(contrast.anchors)
         self.total, self.count = self.u.new_zeros(2, len(self.u))
@@ -79,7 +79,7 @@ class Squares:
             self._add(keys, self.groups)
             if self.groups is None:  # who is no negative: the positive, and among themselves the anchor
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
-                for part in _parts(n, self.u.shape[1], NUMBERS):
+                for part in _parts(n, self.u.shape[1], MAX_NUMBERS):
                     for shift in shifts:
                         others = keys[part]
                         if shift:
@@ -91,7 +91,7 @@ class Squares:
             self.add(contrast.queue)
         if contrast.own_negatives is not None:
             own = contrast.own_negatives
-            for part in _parts(n, own.shape[1] * own.shape[2], NUMBERS):
+            for part in _parts(n, own.shape[1] * own.shape[2], MAX_NUMBERS):
                 cosines = (self._unit(own[part]) * self.u[part, None]).sum(-1)
                 self.total[part] += cosines.square().sum(1)
             self.count += own.shape[1]
@@ -108,14 +108,14 @@ class Squares:
             if groups is not None and self.groups is not None:
                 if v.is_cuda and self.dtype == torch.float32:
                     u, v = u.half(), v.half()
-                for part in _parts(len(u), m, PAIRS.get(v.device.type, 2**24)):
+                for part in _parts(len(u), m, MAX_PAIRS.get(v.device.type, 2**24)):
                     same = self.groups[part, None] == groups
                     cosines = (u[part] @ v.T).masked_fill_(same, 0)
                     self.total[part] += torch.linalg.vector_norm(cosines, dim=1, dtype=self.dtype).square()
                     self.count[part] += m - same.sum(1)
                 return
             v = v.T if m < d else v.T @ v
-            for part in _parts(len(u), d, NUMBERS):
+            for part in _parts(len(u), d, MAX_NUMBERS):
                 product = u[part] @ v
                 self.total[part] += (product * (product if m < d else u[part])).sum(1)
             self.count += m
@@ -130,7 +130,7 @@ class Squares:
     def _unit(self, x: Tensor) -> Tensor:
         """Unit rows of the sums' dtype, some at a time: they come from float64, where no square overflows."""
         x = x.detach()
-        parts = _parts(len(x), x[:1].numel(), NUMBERS)
+        parts = _parts(len(x), x[:1].numel(), MAX_NUMBERS)
         if len(parts) == 1:
             return self._unit_part(x)
         unit = x.new_empty(x.shape, dtype=self.dtype)

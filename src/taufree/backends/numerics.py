@@ -10,16 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def result_dtype(*tensors: Tensor) -> torch.dtype:
-    """float64 if any input is float64, else float32: the dtype of losses and of tile arithmetic."""
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-
-
-def wide_dtype(device: torch.device) -> torch.dtype:
-    """The widest dtype the device has; what must be exact is computed in it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
+from taufree.dtypes import wide_dtype
 
 _lock = threading.Lock()
 _asked: dict[object, str] = {}  # the precisions asked for by those inside, the latest last

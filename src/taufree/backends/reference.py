@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.numerics import chords, normalize, result_dtype, similarity
+from taufree.backends.numerics import chords, normalize, similarity
 from taufree.contrast import Contrast
+from taufree.dtypes import result_dtype
 from taufree.links import Link
 
 
@@ -20,8 +21,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     losses = anchor_losses(contrast, link)
     if weights is not None:
         losses = (losses * weights).sum()
-    tensors = [contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives]
-    return losses.to(result_dtype(*[t for t in tensors if t is not None]))
+    return losses.to(result_dtype(*contrast.inputs))
 
 
 def anchor_losses(contrast: Contrast, link: Link) -> Tensor:

@@ -8,57 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from taufree.links import CalibratedLogOdds, Link, LogOdds, Temperature
-from taufree.losses import InfoNCE, NTXent, SupCon
-
-MODULES = {  # the package a loss comes from: the file here that has a twin of it
-    "GCL": "pygcl",
-    "info_nce": "info_nce",
-    "lightly": "lightly",
-    "open_clip": "open_clip",
-    "pytorch_metric_learning": "pytorch_metric_learning",
-    "sentence_transformers": "sentence_transformers",
-}
-
-FREE = (LogOdds, CalibratedLogOdds)  # the links that have no temperature
-
-_T = TypeVar("_T")
-
-
-def temperature_free(loss: _T) -> _T:
-    """A copy of ``loss`` that has no temperature and all its other settings.
-
-    Args:
-        loss: a loss of taufree, or one of lightly, pytorch-metric-learning, sentence-transformers, open_clip,
-            PyGCL or info-nce-pytorch that has a twin in :mod:`taufree.integrations`. It stays as it is.
-
-    Example:
-        >>> temperature_free(NTXent(link=Temperature(0.5), reduction="sum"))
-        NTXent(
-          reduction='sum', backend='auto'
-          (link): LogOdds(gain=1.0, resolution=0.0001)
-        )
-    """
-    if isinstance(loss, (InfoNCE, NTXent, SupCon)):
-        found = copy.deepcopy(loss)
-        if not isinstance(found.link, FREE):
-            found.link = LogOdds()
-        return found
-    for base in type(loss).__mro__:
-        if module := MODULES.get(base.__module__.partition(".")[0]):
-            twin: _T = import_module(f"{__name__}.{module}").temperature_free(loss)
-            return twin
-    kind, got = (loss, "the class ") if isinstance(loss, type) else (type(loss), "")
-    raise TypeError(
-        f"loss must be a loss of taufree or of one of the packages {', '.join(MODULES)}, "
-        f"got {got}{kind.__name__} of {kind.__module__}."
-    )
+from taufree.links import Link, LogOdds, Temperature
 
 
 def link_of(temperature: float | None, name: str = "temperature") -> Link:

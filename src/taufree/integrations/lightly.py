@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
-from taufree.backends import numerics as precision
-from taufree.functional import check_alike
+from taufree.checks import check_alike
+from taufree.dtypes import result_dtype
 from taufree.integrations import as_twin, decoupled, link_of, positive
+from taufree.masked import paired_logits
 from taufree.util.optional import needs
 
 with needs("taufree[lightly]", "lightly"):
@@ -71,7 +72,7 @@ class NTXentLoss(original.NTXentLoss):
         bank, width = self.memory_bank.bank, out1.shape[1]
         if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
             raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
-        unit = normalize(out1.detach().to(precision.result_dtype(out1)), dim=1)
+        unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
         negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
         if negatives is None:
             return nt_xent(out0, out1, link=link, gather_distributed=self.gather_distributed)
@@ -118,7 +119,7 @@ class DCLLoss(original.DCLLoss):
         if self.weight_fn is not None:
             views = normalize(out0, dim=1), normalize(out1, dim=1)
             weights = torch.cat([self._weights(*views), self._weights(*views[::-1])])
-            positive = link.logit(*precision.chords(*precision.normalize(out0), *precision.normalize(out1)))
+            positive = paired_logits(out0, out1, link)
             losses = losses + (1 - weights) * positive.repeat(2).to(losses.dtype)
         return losses.masked_fill(alone, 0).mean()
 

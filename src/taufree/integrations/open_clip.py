@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.functional import check_alike, info_nce
+from taufree.checks import check_alike
+from taufree.functional import info_nce
 from taufree.util.optional import needs
 
 with needs("taufree[open-clip]", "open_clip"):

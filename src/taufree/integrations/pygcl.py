@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taufree import info_nce, nt_xent
 from taufree.integrations import as_twin, link_of
-from taufree.integrations.masks import check_rows, masked_losses
+from taufree.masked import check_rows, masked_losses
 from taufree.util.optional import needs
 
 with needs("taufree[pygcl]", "GCL"):

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from taufree import nt_xent, sup_con
-from taufree.backends.numerics import result_dtype
+from taufree.dtypes import result_dtype
 from taufree.integrations import as_twin, link_of
-from taufree.integrations.masks import check_rows, masked_losses, similarity
 from taufree.links import Link
+from taufree.masked import check_rows, masked_losses, similarity
 from taufree.util.optional import needs
 
 with needs("taufree[metric-learning]", "pytorch_metric_learning"):

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.backends import moments
-from taufree.backends.numerics import normalize, result_dtype, similarity
-from taufree.backends.reference import masked_logits
-from taufree.contrast import Contrast
+from taufree.convert import is_free
+from taufree.dtypes import result_dtype
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import FREE, link_of, positive
+from taufree.integrations import link_of, positive
 from taufree.links import Link, LogOdds, Temperature
+from taufree.masked import masked_logits, prepare, similarity
 from taufree.util.optional import needs
 
 with needs("taufree[sentence-transformers]", "sentence_transformers"):
@@ -139,8 +138,8 @@ def temperature_free(loss: nn.Module) -> nn.Module:
         raise TypeError(f"loss must be a {known}, got {type(loss).__name__}.")
     kept = inspect.signature(original).parameters.keys() - {"scale"}
     twin: nn.Module = TWINS[original](**{name: getattr(loss, name) for name in kept})
-    if isinstance(link := getattr(loss, "link", None), FREE):
-        twin.link = copy.deepcopy(link)
+    if is_free(getattr(loss, "link", None)):
+        twin.link = copy.deepcopy(loss.link)
     return twin
 
 
@@ -175,23 +174,23 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
 def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tensor:
     """The same for any directions and hardness: own queries against everyone's, [N, W N (1 + hard)]."""
     n, first, dtype = len(query), 0, result_dtype(query, *docs)
-    own_query, own_doc = normalize(query), normalize(docs[0])
+    own_query, own_doc = query, docs[0]
     if settings.gather_across_devices:
         query, docs = util.all_gather_with_grad(query), [util.all_gather_with_grad(doc) for doc in docs]
         first = n * torch.distributed.get_rank() if len(query) > n else 0
     hard = torch.cat(docs[1:]) if len(docs) > 1 else None
-    link.project()
-    link = link.calibrate(moments.Measure(Contrast(query, docs[0], queue=hard)))  # on the one sure direction
-    everyone, every_doc = normalize(query), normalize(torch.cat(docs))
+    # Measured on query-to-document, which every setting has.
+    link = prepare(link, query, docs[0], hard)
+    every_doc = torch.cat(docs)
     rows = torch.arange(n, device=query.device)
     own = (rows + first)[:, None] == torch.arange(len(query), device=query.device)
     own_docs = own.repeat(1, len(docs))
 
-    gap, rise = similarity(*own_query, *every_doc)
+    gap, rise = similarity(own_query, every_doc)
     logits = masked_logits(link, gap, rise, None)
     positive = logits[rows, rows + first]
     if settings.hardness_mode is not None and settings.hardness_strength > 0:
-        is_hard = torch.arange(len(every_doc[0]), device=query.device) >= len(query)
+        is_hard = torch.arange(len(every_doc), device=query.device) >= len(query)
         harder = {
             "in_batch_negatives": ~own_docs,
             "hard_negatives": own_docs & is_hard,
@@ -200,11 +199,11 @@ def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tens
         logits = logits + settings.hardness_strength * ((rise - gap) / 2).detach() * harder
     parts = [logits]
     if "query_to_query" in settings.directions:
-        parts.append(masked_logits(link, *similarity(*own_query, *everyone), own))
+        parts.append(masked_logits(link, *similarity(own_query, query), own))
     if "doc_to_query" in settings.directions:
-        parts.append(masked_logits(link, *similarity(*own_doc, *everyone), None))
+        parts.append(masked_logits(link, *similarity(own_doc, query), None))
     if "doc_to_doc" in settings.directions:
-        parts.append(masked_logits(link, *similarity(*own_doc, *every_doc), own_docs))
+        parts.append(masked_logits(link, *similarity(own_doc, every_doc), own_docs))
     if settings.partition_mode == "joint":
         parts = [torch.cat(parts, 1)]
     log_z = torch.stack([part.logsumexp(1) for part in parts]).mean(0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.functional import check_alike
+from taufree.checks import check_alike
 from taufree.losses import InfoNCE, NTXent, SupCon
 
 

@@ -19,8 +19,8 @@ def rows(n, d=8, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("link", [LogOdds(), Temperature(0.1)], ids=repr)
 def test_no_tensor_grows_with_the_square_of_the_batch(link, monkeypatch):
-    monkeypatch.setattr(blockwise, "TILE", 32)
-    monkeypatch.setattr(blockwise, "KEPT", 0)
+    monkeypatch.setattr(blockwise, "TILE_SIZE", 32)
+    monkeypatch.setattr(blockwise, "KEPT_BYTES", 0)
     keep_freed_memory()  # once per process: it asks for memory that is never used
     n, d = 160, 4
     a, b = rows(n, d).requires_grad_(), rows(n, d, seed=1).requires_grad_()
@@ -39,12 +39,12 @@ def test_no_tensor_grows_with_the_square_of_the_batch(link, monkeypatch):
 
 def test_the_symmetric_matrix_is_computed_once(monkeypatch):
     """NT-Xent visits the tiles on and above the diagonal; both directions of a pair share theirs."""
-    monkeypatch.setattr(blockwise, "TILE", 16)
-    monkeypatch.setattr(blockwise, "KEPT", 0)
+    monkeypatch.setattr(blockwise, "TILE_SIZE", 16)
+    monkeypatch.setattr(blockwise, "KEPT_BYTES", 0)
     seen = []
-    original = blockwise._Engine._tile
+    original = blockwise.BlockwiseEngine._tile
     monkeypatch.setattr(
-        blockwise._Engine, "_tile", lambda self, *args: (seen.append(1), original(self, *args))[1]
+        blockwise.BlockwiseEngine, "_tile", lambda self, *args: (seen.append(1), original(self, *args))[1]
     )
     nt_xent(rows(32), rows(32, seed=1), backend="blockwise")
     assert len(seen) == 10  # 4 x 4 tiles, 10 of them on or above the diagonal
@@ -58,7 +58,7 @@ def test_the_symmetric_matrix_is_computed_once(monkeypatch):
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_derivatives(link, reduction, monkeypatch):
-    monkeypatch.setattr(blockwise, "TILE", 3)
+    monkeypatch.setattr(blockwise, "TILE_SIZE", 3)
     options = {"link": link, "reduction": reduction, "backend": "blockwise"}
     labels = torch.tensor([0, 1, 0, 1, 1])
     a, b, c = (rows(5, 3, seed, torch.float64).requires_grad_() for seed in range(3))
@@ -172,14 +172,14 @@ def test_a_transform_of_torch_func_names_the_backend_that_knows_it(transform):
 def test_no_gradient_is_computed_where_none_is_asked_for(mode, monkeypatch):
     link, a, b = LearnableTemperature(0.1), rows(4).requires_grad_(), rows(4, seed=1)
     expected = info_nce(a, b, link=link, backend="blockwise").detach()
-    monkeypatch.delattr(blockwise._Engine, "_gradients")
+    monkeypatch.delattr(blockwise.BlockwiseEngine, "_gradients")
     with mode():
         assert torch.equal(info_nce(a, b, link=link, backend="blockwise"), expected)
 
 
 def test_a_parameter_of_bfloat16_learns_from_every_tile(monkeypatch):
     """The parts of many tiles are too small, each, to move a sum of eight digits."""
-    monkeypatch.setattr(blockwise, "TILE", 8)
+    monkeypatch.setattr(blockwise, "TILE_SIZE", 8)
     link, a, b = LearnableTemperature(0.1).bfloat16(), rows(150), rows(150, seed=1)
     found = [
         torch.autograd.grad(nt_xent(a, a + b, link=one, backend="blockwise"), one.parameters())[0].item()

@@ -18,6 +18,7 @@ from taufree import LearnableTemperature, LogOdds, Temperature  # noqa: E402
 from taufree.backends import fused as backend  # noqa: E402
 from taufree.backends.fused import row_passes as rows  # noqa: E402
 from taufree.backends.fused import tile_passes as launch  # noqa: E402
+from taufree.backends.fused.arguments import ODDS, KernelLink  # noqa: E402
 from taufree.contrast import Contrast, Shard  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -131,11 +132,11 @@ def test_sums_kept_apart_stay_within_their_room(case, monkeypatch):
 
     for module in (launch, rows):
         monkeypatch.setattr(module, "start", note)
-    monkeypatch.setattr(launch, "PARTIAL", 3 * 4 * 4096)  # one column of tiles
+    monkeypatch.setattr(launch, "PARTIAL_SUM_BYTES", 3 * 4 * 4096)  # one column of tiles
     a, b = torch.ones(2, 2048 if case == "views" else 4096, 8).bfloat16()
     backend.loss(CASES[case](a, b), LINKS["gain"], 0.5)
     assert len(kept) >= 2 * 4096 // (128 * 3)
-    assert max(kept) <= launch.PARTIAL
+    assert max(kept) <= launch.PARTIAL_SUM_BYTES
 
 
 @pytest.mark.parametrize(("generation", "room"), [((9, 0), 227), ((10, 0), 227), ((12, 0), 99)], ids=str)
@@ -143,7 +144,7 @@ def test_pairs_fit_the_memory_of_a_multiprocessor(generation, room, monkeypatch)
     """In KiB: rows and columns, each a pair of float16, in every stage that is on its way."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: generation)
-    config = launch.tile_config(rows.ODDS, False, rows.Mode.of(torch.ones(1)))
+    config = launch.tile_config(KernelLink(ODDS, torch.ones(1), 1e-4), False, rows.Mode.of(torch.ones(1)))
     waiting = config.stages if generation < (12, 0) else config.stages - 1
     assert waiting * (config.bm + config.bn) * config.bk * 2 * 2 / 1024 <= room - 2
 

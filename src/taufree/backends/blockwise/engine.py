@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from taufree.backends import numerics as precision
-from taufree.backends.autograd import Final, apply, eager
-from taufree.backends.blockwise.rows import Rows, cut, spans
+from taufree.backends import numerics
+from taufree.backends.autograd import Once, apply, uncompiled
+from taufree.backends.blockwise.rows import UnitRows, cut, spans
 from taufree.backends.blockwise.tiles import (
     Direction,
     LeftOut,
@@ -34,27 +34,27 @@ from taufree.backends.blockwise.tiles import (
     link_gradient,
     parameters,
 )
-from taufree.backends.numerics import chords, full_precision, result_dtype, wide_dtype
+from taufree.backends.numerics import chords, full_precision
 from taufree.contrast import Contrast
-from taufree.links import Link, LogOdds
+from taufree.dtypes import result_dtype, wide_dtype
+from taufree.links import Link
 
 Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
 Tile: TypeAlias = OddsTile | SoftmaxTile
 
-TILE = 512  # rows and columns of a tile: 1 MiB in float32
-KEPT = 24 * 2**20  # bytes of tiles kept between the two visits
+TILE_SIZE = 512  # rows and columns of a tile: 1 MiB in float32
+KEPT_BYTES = 24 * 2**20  # of tiles kept between the two visits
 TENSORS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast, as they are saved
-NEAR = 0.05  # a pair with |c| > 1 - NEAR has its tile computed exactly
+NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
 
-@eager
+@uncompiled
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
     if isinstance(weights, float):
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
-    params = learned(link, contrast.anchors)
-    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
+    inputs = (*contrast.inputs, *learned(link, contrast.anchors))
     if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
         inputs = tuple(None if x is None else x.detach() for x in inputs)
     result: Tensor = apply(_Blockwise, "blockwise", contrast, link, weights, *inputs)
@@ -75,7 +75,7 @@ class _Blockwise(torch.autograd.Function):
         ctx.params = [p for p in inputs[4:] if p is not None]
         ctx.values = values_of(ctx.params)
         ctx.wanted = ctx.needs_input_grad[3:]
-        engine = _Engine(contrast, link, inputs, ctx.wanted)
+        engine = BlockwiseEngine(contrast, link, inputs, ctx.wanted)
         losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
         ctx.save_for_backward(*inputs[:4], contrast.ids, contrast.labels)
         return (losses if weights is None else (losses * weights).sum()).to(engine.dtype)
@@ -89,14 +89,14 @@ class _Blockwise(torch.autograd.Function):
             check_unchanged(ctx.link, ctx.params, ctx.values)
             grad = upstream if ctx.weights is None else ctx.weights * upstream
             contrast = replace(ctx.contrast, **dict(zip(TENSORS, saved, strict=True)))
-            _, gradients = _Engine(contrast, ctx.link, inputs, ctx.wanted).run(grad)
+            _, gradients = BlockwiseEngine(contrast, ctx.link, inputs, ctx.wanted).run(grad)
         else:
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
         cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = [None if g is None else Final.apply("blockwise", g, upstream, *inputs) for g in cast]
+            cast = [None if g is None else Once.apply("blockwise", g, upstream, *inputs) for g in cast]
         return (None, None, None, *cast)
 
 
@@ -116,7 +116,7 @@ def check_unchanged(link: Link, params: Sequence[Tensor], values: Sequence[Tenso
             )
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A tile of the matrix: anchors ``rows`` against ``cols`` of ``block``, and who looks back, if anyone.
 
     ``groups`` are the block's ids or labels, if another rank holds it.
@@ -124,12 +124,12 @@ class _Place(NamedTuple):
 
     rows: range
     cols: range
-    block: Rows
+    block: UnitRows
     across: Direction | None
     groups: Tensor | None = None
 
 
-class _Engine:
+class BlockwiseEngine:
     """One evaluation of the loss and, if wanted, of its gradient."""
 
     def __init__(
@@ -139,15 +139,14 @@ class _Engine:
         assert anchors is not None
         self.contrast, self.link = contrast, link
         self.n, self.wide = anchors.shape[0], wide_dtype(anchors.device)
-        self.dtype = result_dtype(*[x for x in inputs[:4] if x is not None])
-        self.u = Rows(anchors, self.dtype, wanted[0])
-        self.v = self.u if keys is None else Rows(keys, self.dtype, wanted[1], tiled=contrast.in_batch)
-        self.queue = None if queue is None else Rows(queue, self.dtype, wanted[2])
-        self.own = None if own is None else Rows(own, self.dtype, wanted[3], tiled=False)
+        self.dtype = result_dtype(*inputs[:4])
+        self.u = UnitRows(anchors, self.dtype, wanted[0])
+        self.v = self.u if keys is None else UnitRows(keys, self.dtype, wanted[1], tiled=contrast.in_batch)
+        self.queue = None if queue is None else UnitRows(queue, self.dtype, wanted[2])
+        self.own = None if own is None else UnitRows(own, self.dtype, wanted[3], tiled=False)
         self.params = [p for p in inputs[4:] if p is not None]
         self.param_grads = self._no_param_grads()
-        odds = type(link) is LogOdds and link.gain == 1 and not self.params
-        self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if odds else SoftmaxTile
+        self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if OddsTile.fits(link) else SoftmaxTile
 
     @torch.no_grad()
     def run(self, weights: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
@@ -248,18 +247,18 @@ class _Engine:
         """The sums of all tiles, and their part of the gradient."""
         keep_freed_memory()
         across = rows if self.contrast.keys is None else cols
-        strips = spans(self.n, TILE if across else self._height())
+        strips = spans(self.n, TILE_SIZE if across else self._height())
         # One way, a row's sums are complete after its own tiles; two ways, only after all tiles.
         for group in [strips] if across else [[strip] for strip in strips]:
             places = [place for strip in group for place in self._places(strip, across)]
-            kept = self._sums(places, rows, KEPT if want_grad else 0)
+            kept = self._sums(places, rows, KEPT_BYTES if want_grad else 0)
             for direction in (rows, cols):
                 if direction is not None:
                     direction.close(slice(group[0].start, group[-1].stop))
             if want_grad:
                 self._pulls(places, rows, kept)
 
-    def _sums(self, places: Sequence[_Place], rows: Direction, room: int) -> list[Tile | None]:
+    def _sums(self, places: Sequence[Place], rows: Direction, room: int) -> list[Tile | None]:
         """Adds the tiles to the sums; returns those that fit ``room`` bytes."""
         kept: list[Tile | None] = []
         for place in places:
@@ -271,7 +270,7 @@ class _Engine:
             kept.append(tile if room >= 0 else None)
         return kept
 
-    def _pulls(self, places: Sequence[_Place], rows: Direction, kept: list[Tile | None]) -> None:
+    def _pulls(self, places: Sequence[Place], rows: Direction, kept: list[Tile | None]) -> None:
         """Adds the tiles' part of the gradient, once the sums are complete; uses up those ``kept``."""
         for i, place in enumerate(places):
             tile, kept[i] = kept[i] or self._tile(place), None
@@ -284,21 +283,23 @@ class _Engine:
         """Rows of a strip such that all its tiles are kept, within reason; tall tiles mean fewer calls."""
         width = (self.n if self.contrast.in_batch else 0) + (0 if self.queue is None else len(self.queue.x))
         copies = 1 if self.kind is OddsTile else 2
-        return min(4 * TILE // copies, max(64, KEPT // max(1, width * copies * self.dtype.itemsize)))
+        return min(
+            4 * TILE_SIZE // copies, max(64, KEPT_BYTES // max(1, width * copies * self.dtype.itemsize))
+        )
 
-    def _places(self, rows: range, across: Direction | None) -> Iterator[_Place]:
+    def _places(self, rows: range, across: Direction | None) -> Iterator[Place]:
         """The tiles of a strip; when anchors meet each other only those on and above the diagonal."""
         if self.contrast.in_batch:
-            for cols in spans(self.n, TILE):
+            for cols in spans(self.n, TILE_SIZE):
                 if self.v is not self.u:
-                    yield _Place(rows, cols, self.v, across)
+                    yield Place(rows, cols, self.v, across)
                 elif cols.start >= rows.start:
-                    yield _Place(rows, cols, self.v, across if cols.start > rows.start else None)
+                    yield Place(rows, cols, self.v, across if cols.start > rows.start else None)
         if self.queue is not None:
-            for cols in spans(len(self.queue.x), TILE):
-                yield _Place(rows, cols, self.queue, None)
+            for cols in spans(len(self.queue.x), TILE_SIZE):
+                yield Place(rows, cols, self.queue, None)
 
-    def _tile(self, place: _Place) -> Tile:
+    def _tile(self, place: Place) -> Tile:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         assert u.unit is not None
         assert v.unit is not None
@@ -318,14 +319,14 @@ class _Engine:
         if left_out is not None:
             left_out.fill(gap, 1)
         least, most = gap.aminmax()
-        if bool((least < NEAR + offset) | (most > 2 - NEAR + offset)):
-            gap, rise = precision.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
+        if bool((least < NEAR_GAP + offset) | (most > 2 - NEAR_GAP + offset)):
+            gap, rise = numerics.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
             gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
-        return self.kind(self.link, gap, rise, left_out, same)  # type: ignore[arg-type]
+        return self.kind(self.link, gap, rise, left_out, same)
 
-    def _tile_gradient(self, place: _Place, tile: Tile, sides: list[Side]) -> None:
+    def _tile_gradient(self, place: Place, tile: Tile, sides: list[Side]) -> None:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         a, learned = tile.coefficients(sides, self.params)
         # Anchors among themselves on two ranks: both of them meet the pair, with both directions in it.

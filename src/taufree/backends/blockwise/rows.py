@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.numerics import lengths, wide_dtype
+from taufree.backends.numerics import lengths
+from taufree.dtypes import wide_dtype
 
-CHUNK = 2**18  # elements of row-wise work done at a time: 2 MiB in float64
+CHUNK_NUMBERS = 2**18  # of row-wise work done at a time: 2 MiB in float64
 
 
-class Rows:
+class UnitRows:
     """Unit rows of one input [R, D] or [R, K, D], and where the gradient with respect to them is gathered.
 
     ``unit`` holds all unit rows rounded to ``dtype``, for the tiles; None if they are not asked for.
@@ -18,7 +19,7 @@ class Rows:
 
     def __init__(self, x: Tensor, dtype: torch.dtype, wanted: bool, tiled: bool = True) -> None:
         self.x, self.wide = x.detach(), wide_dtype(x.device)
-        self.parts = [cut(span) for span in spans(len(x), CHUNK // max(1, x[:1].numel()))]
+        self.parts = [cut(span) for span in spans(len(x), CHUNK_NUMBERS // max(1, x[:1].numel()))]
         self.unit = torch.empty(x.shape, dtype=dtype, device=x.device) if tiled else None
         self.inverse = torch.empty(*x.shape[:-1], 1, dtype=self.wide, device=x.device)
         self.lack = torch.empty_like(self.inverse)

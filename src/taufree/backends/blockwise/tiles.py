@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from taufree.contrast import Contrast
-from taufree.links import Link, LogOdds, Temperature
+from taufree.links import Link
 
 
 @dataclass
@@ -79,24 +79,34 @@ class OddsTile:
     ``gap`` comes with :meth:`offset` = delta added to it, from the matrix product that makes it.
     """
 
-    start = 0.0  # the sum over no pair
+    empty_sum = 0.0  # the sum over no pair
+
+    @staticmethod
+    def fits(link: Link) -> bool:
+        """Whether the link is the log-odds at a gain that is known to be 1."""
+        if link.formula is None or link.formula.kind != "log-odds":
+            return False
+        # Do not compare a tensor with 1: reading a CUDA scalar waits for the device.
+        scale = link.formula_scale()
+        return isinstance(scale, float) and scale == 1
 
     @staticmethod
     def offset(link: Link) -> float:
-        assert isinstance(link, LogOdds)
-        return link.resolution
+        assert link.formula is not None
+        return link.formula.resolution
 
     def __init__(
-        self, link: LogOdds, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None
+        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None
     ) -> None:
-        self.twice = 2 * (1 + link.resolution)
+        resolution = self.offset(link)
+        self.twice = 2 * (1 + resolution)
         self.same = same
         self.near = rise is not None
         self.r = gap.reciprocal_()
         self.left_out = left_out
         self.weight: Tensor | None = None  # formed only where the sum of r does not give it
         if rise is not None:
-            self.weight = rise.add_(link.resolution).mul_(self.r)
+            self.weight = rise.add_(resolution).mul_(self.r)
         elif same is not None:
             self.weight = (self.r * self.twice).sub_(1)
         if left_out is not None:
@@ -154,7 +164,7 @@ class OddsTile:
 class SoftmaxTile:
     """Any link, by its logits and slopes; sums are kept as logarithms, relative to their maximum."""
 
-    start = -torch.inf
+    empty_sum = -torch.inf
 
     @staticmethod
     def offset(link: Link) -> float:
@@ -168,8 +178,10 @@ class SoftmaxTile:
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
         learns = bool(parameters(link))
-        if rise is None and type(link) is Temperature and not learns:  # without the passes for c and 1 + c
-            self.logit, self.slope = gap.sub_(1).div_(-link.tau), gap.new_ones(()).div_(link.tau)
+        linear = link.formula is not None and link.formula.kind == "linear"
+        if rise is None and linear and isinstance(scale := link.formula_scale(), float):
+            # Without the passes for c and 1 + c.
+            self.logit, self.slope = gap.sub_(1).mul_(-scale), gap.new_full((), scale)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
             # In the tile's dtype: a link with float64 parameters, say, may give another.
@@ -246,8 +258,8 @@ class Direction:
     ) -> None:
         self.kind, self.count, self.positive = kind, count.to(dtype), positive
         zeros = torch.zeros(count.shape, dtype=dtype, device=count.device)
-        self.negatives = torch.full_like(zeros, kind.start)
-        self.labelled = torch.full_like(zeros, kind.start)
+        self.negatives = torch.full_like(zeros, kind.empty_sum)
+        self.labelled = torch.full_like(zeros, kind.empty_sum)
         self.logits, self.losses = zeros.clone(), zeros.clone()
         grad = zeros.clone() if weights is None else weights.to(dtype) * (count > 0)
         self.side = Side(grad, zeros.clone(), zeros.clone(), zeros.clone())

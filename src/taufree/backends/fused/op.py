@@ -13,17 +13,25 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.backends.autograd import Final, apply
-from taufree.backends.fused.row_passes import SCALE, Mode, Upstream
-from taufree.backends.fused.step import Evaluation, share_of
+from taufree.backends.autograd import Once, apply
+from taufree.backends.fused.arguments import SCALE, TENSORS, Arguments, Gradients, Saved
+from taufree.backends.fused.row_passes import Mode, Upstream
+from taufree.backends.fused.step import FusedStep, own_share
 from taufree.backends.fused.tile_passes import library_precision
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_ARGUMENTS = (
+    "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_sums, Tensor scale, Tensor? groups, "
+    "Tensor? positive_count, int shift, bool in_batch, bool symmetric, int kind, float resolution, "
+    "float weight"
+)
+_SAVED = ", ".join(f"Tensor {name}" for name in Saved._fields)
 
-def _at_home(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """With the device of the first tensor as the current one: Triton launches there."""
+
+def _on_its_device(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """With the device of the first tensor as the current one, where Triton launches."""
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -33,140 +41,112 @@ def _at_home(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-@_at_home
-def _forward(
-    anchors: Tensor,
-    keys: Tensor | None,
-    queue: Tensor | None,
-    extra: Tensor | None,
-    scale: Tensor,
-    groups: Tensor | None,
-    count: Tensor | None,
-    shift: int,
-    in_batch: bool,
-    symmetric: bool,
-    kind: int,
-    delta: float,
-    weight: float,
-) -> tuple[Tensor, list[Tensor]]:
-    """``weight`` times the losses [N]; for the backward: normalisers, positives, each input's unit rows.
-
-    ``extra`` [N] is a sum of weights (its logarithm unless ODDS) that joins the anchors' negatives.
-    ``groups`` [N] are ids, or labels if ``count`` [N] gives the positives that each anchor has.
-    """
-    found = Evaluation(
-        anchors, keys, queue, scale, groups, count, shift, in_batch, symmetric, kind, delta
-    )  # fmt: skip
-    found.sums()
-    loss = found.close(extra, weight)
-    return loss, found.state()
+@_on_its_device
+def _forward(*flat: Any) -> tuple[Tensor, ...]:
+    """The weighted losses [N], then what :class:`Saved` holds."""
+    step = FusedStep(Arguments(*flat))
+    step.add_sums()
+    losses = step.close()
+    return (losses, *step.saved())
 
 
-def _fake_forward(
-    anchors: Tensor, keys: Tensor | None, queue: Tensor | None, *_: Any
-) -> tuple[Tensor, list[Tensor]]:
-    n, mode = anchors.shape[0], Mode.of(anchors, keys, queue)
-    state = [anchors.new_empty(2, n, dtype=torch.float32), anchors.new_empty(3, n, dtype=torch.float64)]
-    for x in (anchors, keys, queue):
-        if x is not None:
-            width = -(-x.shape[1] // 64) * 64 * (2 if mode.split else 1)
-            state += [x.new_empty(x.shape[0], width, dtype=mode.dtype)]
-            state += [x.new_empty(5, x.shape[0], dtype=torch.float32)]
-    return anchors.new_empty(n, dtype=torch.float32), state
+def _fake_forward(*flat: Any) -> tuple[Tensor, ...]:
+    arguments = Arguments(*flat)
+    inputs, n = (arguments.anchors, arguments.keys, arguments.queue), arguments.anchors.shape[0]
+    mode, make = Mode.of(*inputs), arguments.anchors.new_empty
+    found = [make(n, dtype=torch.float32), make(2, n, dtype=torch.float32), make(3, n, dtype=torch.float64)]
+    for x in inputs:
+        rows, width = (0, 0) if x is None else (x.shape[0], mode.unit_width(x.shape[1]))
+        found += [make(rows, width, dtype=mode.dtype), make(5, rows, dtype=torch.float32)]
+    return tuple(found)
 
 
-@_at_home
-def _backward(
-    upstream: Tensor,
-    state: list[Tensor],
-    anchors: Tensor,
-    keys: Tensor | None,
-    queue: Tensor | None,
-    scale: Tensor,
-    groups: Tensor | None,
-    count: Tensor | None,
-    shift: int,
-    in_batch: bool,
-    symmetric: bool,
-    kind: int,
-    delta: float,
-    weight: float,
-    wanted: list[bool],
-) -> list[Tensor]:
-    """The ``wanted`` ones of the gradients of anchors, keys, queue and scale.
+@_on_its_device
+def _backward(upstream: Tensor, wanted: list[bool], *flat: Any) -> tuple[Tensor, ...]:
+    """The gradients of anchors, keys, queue and scale; those that are not wanted are empty.
 
     ``upstream`` is the gradient of each of the forward's losses [N], or a scalar for all.
     """
-    found = Evaluation(
-        anchors, keys, queue, scale, groups, count, shift, in_batch, symmetric, kind, delta, state
-    )  # fmt: skip
-    outer = Upstream(upstream.contiguous(), weight)
-    with library_precision(found.mode):
-        found.pull_blocks(outer, wanted)
-        return found.finish(outer, wanted)
+    saved, arguments = Saved(*flat[: len(Saved._fields)]), Arguments(*flat[len(Saved._fields) :])
+    step = FusedStep(arguments, saved)
+    outer = Upstream(upstream.contiguous(), arguments.weight)
+    with library_precision(step.mode):
+        step.add_tile_gradients(outer, wanted)
+        found = step.finish(outer, wanted)
+    return tuple(arguments.anchors.new_empty(0) if x is None else x for x in found)
 
 
-def _fake_backward(
-    upstream: Tensor, state: list[Tensor], anchors: Tensor, keys: Tensor | None, queue: Tensor | None,
-    scale: Tensor, *rest: Any,
-) -> list[Tensor]:  # fmt: skip
-    inputs = (anchors, keys, queue, scale)
-    return [torch.empty_like(x) for x, want in zip(inputs, rest[-1], strict=True) if want and x is not None]
+def _fake_backward(upstream: Tensor, wanted: list[bool], *flat: Any) -> tuple[Tensor, ...]:
+    arguments = Arguments(*flat[len(Saved._fields) :])
+    inputs = (arguments.anchors, arguments.keys, arguments.queue, arguments.scale)
+    return tuple(
+        torch.empty_like(x) if want and x is not None else arguments.anchors.new_empty(0)
+        for x, want in zip(inputs, wanted, strict=True)
+    )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, list[Tensor]]) -> None:
-    *tensors, ctx.shift, ctx.in_batch, ctx.symmetric, ctx.kind, ctx.delta, ctx.weight = inputs
-    ctx.save_for_backward(*tensors, *output[1])
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:TENSORS], *output[1:])
+    ctx.options = inputs[TENSORS:]
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(
-    ctx: Any, upstream: Tensor | None, needs: Sequence[bool], backward: Callable[..., list[Tensor]]
+    ctx: Any, upstream: Tensor | None, needs: Sequence[bool], backward: Callable[..., tuple[Tensor, ...]]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the forward's arguments that need one."""
+    """The gradients of the forward's flat arguments that need one."""
     if upstream is None:
-        return (None,) * 13
-    anchors, keys, queue, extra, scale, groups, count, *state = ctx.saved_tensors
-    wanted = [needs[0], needs[1], needs[2], needs[4] and ctx.kind == SCALE]
-    gradients = backward(
-        upstream, state, anchors, keys, queue, scale, groups, count, ctx.shift, ctx.in_batch, ctx.symmetric,
-        ctx.kind, ctx.delta, ctx.weight, wanted,
-    )  # fmt: skip
-    found = iter(gradients)
-    of_anchors, of_keys, of_queue, of_scale = (next(found) if want else None for want in wanted)
-    of_extra = None
-    if extra is not None and needs[3]:
-        of_extra = ctx.weight * upstream * share_of(extra, state[0][0], ctx.kind, ctx.delta)
-    return (of_anchors, of_keys, of_queue, of_extra, of_scale, *(None,) * 8)
+        return (None,) * len(Arguments._fields)
+    arguments = Arguments(*ctx.saved_tensors[:TENSORS], *ctx.options)
+    saved = Saved(*ctx.saved_tensors[TENSORS:])
+    need = dict(zip(Arguments._fields, needs, strict=True))
+    wanted = [need["anchors"], need["keys"], need["queue"], need["scale"] and arguments.kind == SCALE]
+    found = backward(upstream, wanted, *saved, *arguments)
+    gradients = {name: x for name, x, want in zip(Gradients._fields, found, wanted, strict=True) if want}
+    if arguments.own_sums is not None and need["own_sums"]:
+        gradients["own_sums"] = arguments.weight * upstream * own_share(arguments, saved.normalisers)
+    return tuple(gradients.get(name) for name in Arguments._fields)
 
 
 def _refuse(ctx: Any, *_: Any) -> None:
     raise RuntimeError('The triton backend has no second derivative; use backend="reference".')
 
 
-contrast_backward = torch.library.custom_op("taufree::contrast_backward", _backward, mutates_args=())
+contrast_backward = torch.library.custom_op(
+    "taufree::contrast_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor upstream, bool[] wanted, {_SAVED}, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 contrast_backward.register_fake(_fake_backward)
 contrast_backward.register_autograd(_refuse)
-contrast = torch.library.custom_op("taufree::contrast", _forward, mutates_args=())
+contrast = torch.library.custom_op(
+    "taufree::contrast",
+    _forward,
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}) -> ({', '.join(['Tensor'] * (1 + len(Saved._fields)))})",
+)
 contrast.register_fake(_fake_forward)
 contrast.register_autograd(
-    lambda ctx, upstream, _: _differentiate(ctx, upstream, ctx.needs_input_grad, contrast_backward),
+    lambda ctx, upstream, *_: _differentiate(ctx, upstream, ctx.needs_input_grad, contrast_backward),
     setup_context=_setup,
 )
 
 
 class _Contrast(torch.autograd.Function):
-    """The first argument, ``weights``, asks for the weighted sum of the losses; a number is all weights."""
+    """The operator without torch's dispatcher, and with the sum over the losses.
+
+    ``weights`` asks for the weighted sum of the losses; True for their sum, None for each of them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor | float | None, *inputs: Any) -> Tensor:
-        inputs = (*inputs, weights if isinstance(weights, float) else 1.0)
-        output = _forward(*inputs)
-        _setup(ctx, inputs, output)
+    def forward(ctx: Any, weights: Tensor | bool | None, *flat: Any) -> Tensor:
+        output = _forward(*flat)
+        _setup(ctx, flat, output)
         ctx.weights = weights
         if weights is None:
             return output[0]
-        return output[0].sum() if isinstance(weights, float) else (output[0] * weights).sum()
+        return (output[0] * weights).sum() if isinstance(weights, Tensor) else output[0].sum()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -177,15 +157,18 @@ class _Contrast(torch.autograd.Function):
                 each = upstream * ctx.weights
             gradients = _differentiate(ctx, each, ctx.needs_input_grad[1:], _backward)
         if twice:
-            inputs = [t for t in (upstream, *ctx.saved_tensors[:5]) if t is not None]
-            gradients = tuple(None if g is None else Final.apply("triton", g, *inputs) for g in gradients)
-        return (None, *gradients[:-1])
+            inputs = [t for t in (upstream, *ctx.saved_tensors[:TENSORS]) if t is not None]
+            gradients = tuple(None if g is None else Once.apply("triton", g, *inputs) for g in gradients)
+        return (None, *gradients)
 
 
-def loss(weights: Tensor | float | None, *arguments: Any) -> Tensor:
-    """The weighted sum of the losses, or each loss [N]; further arguments are those of :func:`_forward`."""
+def loss(weights: Tensor | float | None, arguments: Arguments) -> Tensor:
+    """The weighted sum of the losses, or each loss [N]."""
+    one_for_all = isinstance(weights, float)
     if not torch.compiler.is_compiling():
-        result: Tensor = apply(_Contrast, "triton", weights, *arguments)
+        if isinstance(weights, float):
+            arguments = arguments._replace(weight=weights)
+        result: Tensor = apply(_Contrast, "triton", True if one_for_all else weights, *arguments)
         return result
-    losses: Tensor = contrast(*arguments, 1.0)[0]
+    losses: Tensor = contrast(*arguments)[0]
     return losses if weights is None else (losses * weights).sum()

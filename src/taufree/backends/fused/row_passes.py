@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from taufree.backends.fused.kernels import arithmetic
+from taufree.backends.fused.arguments import ODDS, KernelLink
 from taufree.backends.fused.kernels import rows as row_kernels
 from taufree.backends.fused.launch import start
 from taufree.backends.numerics import shortest
-
-ODDS, POWER, SCALE, EXP = (
-    k.value for k in (arithmetic.ODDS, arithmetic.POWER, arithmetic.SCALE, arithmetic.EXP)
-)
 
 
 class Mode(NamedTuple):
@@ -26,6 +22,10 @@ class Mode(NamedTuple):
     split: bool
     tf32: bool
 
+    def unit_width(self, columns: int) -> int:
+        """Columns of the unit rows of an input: padded to whole tiles, and both parts of a pair."""
+        return padded(columns) * (2 if self.split else 1)
+
     @staticmethod
     def of(*inputs: Tensor | None) -> Mode:
         dtypes = {x.dtype for x in inputs if x is not None}
@@ -34,15 +34,12 @@ class Mode(NamedTuple):
         return Mode(torch.float16, split=dtypes != {torch.float16}, tf32=True)
 
 
-class Link(NamedTuple):
-    """A link as the kernels see it: its kind, its gain or inverse temperature [1], its resolution."""
-
-    kind: int
-    scale: Tensor
-    delta: float
+def padded(columns: int) -> int:
+    """Columns rounded up to a multiple of a tile's depth."""
+    return -(-columns // 64) * 64
 
 
-class Rows:
+class KernelRows:
     """The rows of one input [R, D] as the tiles need them, and what leads back to the input.
 
     ``made`` are those of an earlier pass; otherwise they are still to be written, by :func:`fill`.
@@ -50,11 +47,11 @@ class Rows:
 
     def __init__(self, x: Tensor, mode: Mode, made: tuple[Tensor, Tensor] | None = None) -> None:
         self.x, (self.n, self.d) = x, x.shape
-        self.pad = -(-self.d // 64) * 64
+        self.pad = padded(self.d)
         self.block = 1 << (self.pad - 1).bit_length()
         self.warps = max(1, min(8, self.block // 256))
         self.unit, self.stats = made or (
-            x.new_empty(self.n, self.pad * (2 if mode.split else 1), dtype=mode.dtype),
+            x.new_empty(self.n, mode.unit_width(self.d), dtype=mode.dtype),
             x.new_empty(5, self.n, dtype=torch.float32),
         )
         self.sides = self.stats[3:]
@@ -63,7 +60,7 @@ class Rows:
         return TensorDescriptor.from_tensor(self.unit, [rows, depth])
 
 
-def fill(rows: Rows, mode: Mode) -> None:
+def fill(rows: KernelRows, mode: Mode) -> None:
     """Writes the unit rows and their statistics."""
     start(
         row_kernels.unit_rows, rows.n, rows.x, rows.unit, rows.stats, rows.n, shortest(rows.x.dtype),
@@ -71,11 +68,13 @@ def fill(rows: Rows, mode: Mode) -> None:
     )  # fmt: skip
 
 
-def fill_pairs(u: Rows, v: Rows, mode: Mode, shift: int, kind: int) -> tuple[Tensor, Tensor]:
+def fill_pairs(
+    u: KernelRows, v: KernelRows, mode: Mode, shift: int, link: KernelLink
+) -> tuple[Tensor, Tensor]:
     """:func:`fill` for both, and [3, N] in float64: exactly 1 - c and 1 + c of each anchor and its positive,
     and room for the pull; also both directions' sums [2, 1, N], still without any pair."""
     sums = u.x.new_empty(2, 1, u.n, dtype=torch.float32)
-    first = 0.0 if kind in (ODDS, EXP) else -torch.inf
+    first = link.empty_sum
     positive = u.x.new_empty(3, u.n, dtype=torch.float64)
     if u is not v and shift == 0:
         start(
@@ -94,19 +93,19 @@ def fill_pairs(u: Rows, v: Rows, mode: Mode, shift: int, kind: int) -> tuple[Ten
 
 
 def close(
-    positive: Tensor, rows: Tensor, cols: Tensor | None, link: Link, weight: float
+    positive: Tensor, rows: Tensor, cols: Tensor | None, link: KernelLink, weight: float
 ) -> tuple[Tensor, Tensor]:
     """``weight`` times the losses [N], both directions' normalisers [2, N]; ``positive`` gets its pull."""
     n = positive.shape[1]
     loss, z = (positive.new_empty(shape, dtype=torch.float32) for shape in ((n,), (2, n)))
     start(
         row_kernels.close, -(-n // 256), positive, rows, rows if cols is None else cols, link.scale, loss, z,
-        n, link.delta, weight, LINK=link.kind, COLS=cols is not None, BLOCK=256, num_warps=4,
+        n, link.resolution, weight, LINK=link.kind, COLS=cols is not None, BLOCK=256, num_warps=4,
     )  # fmt: skip
     return loss, z
 
 
-def close_labelled(sums: Tensor, count: Tensor, link: Link) -> tuple[Tensor, Tensor, Tensor]:
+def close_labelled(sums: Tensor, count: Tensor, link: KernelLink) -> tuple[Tensor, Tensor, Tensor]:
     """Losses [N], normalisers [2, N], and [3, N]: what a positive keeps of its share, its pull, and 0.
 
     The same formulas as tiles.Direction.close. An anchor without a positive has neither loss nor gradient.
@@ -118,7 +117,7 @@ def close_labelled(sums: Tensor, count: Tensor, link: Link) -> tuple[Tensor, Ten
     loss = torch.logaddexp(torch.zeros_like(log_z), negatives - positives)
     loss += torch.where(count == 1, 0, positives - logits / count)
     share = torch.where(count == 1, (negatives - log_z).exp(), 1 / count)
-    z = log_z if link.kind != ODDS else 2 * (1 + link.delta) * (-log_z).exp()
+    z = log_z if link.kind != ODDS else 2 * (1 + link.resolution) * (-log_z).exp()
     some = count > 0
     z = z.where(some, 0.0 if link.kind == ODDS else torch.inf)
     state = torch.stack([(count != 1).double(), share.where(some, 0), torch.zeros_like(share)])
@@ -136,7 +135,7 @@ class Upstream(NamedTuple):
 
 
 def finish(
-    rows: Rows, grad: Tensor, other: Rows, upstream: Upstream, positive: Tensor, shift: int,
+    rows: KernelRows, grad: Tensor, other: KernelRows, upstream: Upstream, positive: Tensor, shift: int,
     roles: tuple[bool, bool],
 ) -> Tensor:  # fmt: skip
     """The gradient with respect to the input; ``roles``: is it an anchor, is it someone's positive?"""
@@ -150,7 +149,7 @@ def finish(
 
 
 def finish_pairs(
-    u: Rows, u_grad: Tensor, v: Rows, v_grad: Tensor, upstream: Upstream, positive: Tensor
+    u: KernelRows, u_grad: Tensor, v: KernelRows, v_grad: Tensor, upstream: Upstream, positive: Tensor
 ) -> tuple[Tensor, Tensor]:
     """:func:`finish` for anchors and keys together, row i with row i."""
     u_out, v_out = torch.empty_like(u.x), torch.empty_like(v.x)

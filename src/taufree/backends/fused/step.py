@@ -1,4 +1,4 @@
-"""One evaluation of the loss on the GPU: which passes run, forward and, from the same state, backward."""
+"""One evaluation of the loss on the GPU: which passes run, forward and, from what that saved, backward."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from taufree.backends.fused.arguments import ODDS, Arguments, Gradients, Saved
 from taufree.backends.fused.row_passes import (
-    ODDS,
-    Link,
+    KernelRows,
     Mode,
-    Rows,
     Upstream,
     close,
     close_labelled,
@@ -20,114 +19,154 @@ from taufree.backends.fused.row_passes import (
     finish,
     finish_pairs,
 )
-from taufree.backends.fused.tile_passes import Block, add_gradients, add_sums
+from taufree.backends.fused.tile_passes import PairBlock, add_gradients, add_sums
 
 
-class Evaluation:
-    """The arguments are those of ops._forward; ``state`` is what :meth:`state` gave after an earlier one."""
+class FusedStep:
+    """``saved`` is what :meth:`saved` of the forward's object gave, for a backward."""
 
-    def __init__(
-        self, anchors: Tensor, keys: Tensor | None, queue: Tensor | None, scale: Tensor,
-        groups: Tensor | None, count: Tensor | None, shift: int, in_batch: bool, symmetric: bool, kind: int,
-        delta: float, state: Sequence[Tensor] = (),
-    ) -> None:  # fmt: skip
-        self.mode, self.link = Mode.of(anchors, keys, queue), Link(kind, scale, delta)
-        self.groups, self.count, self.shift = groups, count, shift
-        self.in_batch, self.symmetric = in_batch, symmetric
-        made = list(state)
-        if made:
-            self.z, self.positive = made.pop(0), made.pop(0)
-        self.units = [  # a queue that is empty on this rank has had its say in the mode all the same
-            Rows(x, self.mode, (made.pop(0), made.pop(0)) if made else None)
-            if x is not None and len(x)
-            else None
-            for x in (anchors, keys, queue)
-        ]
-        assert self.units[0] is not None
-        self.u, self.v, self.queue = self.units[0], self.units[1] or self.units[0], self.units[2]
+    def __init__(self, arguments: Arguments, saved: Saved | None = None) -> None:
+        self.arguments, self.link = arguments, arguments.link
+        inputs = (arguments.anchors, arguments.keys, arguments.queue)
+        self.mode = Mode.of(*inputs)  # a queue that is empty on this rank counts here
+        made = [None, None, None] if saved is None else list(zip(saved[2::2], saved[3::2], strict=True))
+        anchors, keys, queue = (
+            KernelRows(x, self.mode, unit) if x is not None and len(x) else None
+            for x, unit in zip(inputs, made, strict=True)
+        )
+        assert anchors is not None
+        self.rows = (anchors, keys, queue)
+        self.anchors, self.keys, self.queue = anchors, keys or anchors, queue
+        if saved is not None:
+            self.normalisers, self.positive = saved.normalisers, saved.positive
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[PairBlock]:
         """The in-batch pairs, then the queue's."""
-        labels, found = self.count is not None, []
-        if self.in_batch:
-            u, v, cols = self.u, self.v, self.symmetric
-            found.append(Block(u, v, self.groups, labels, self.shift, cols, positives=not labels))
+        found, labels = [], self.arguments.positive_count is not None
+        if self.arguments.in_batch:
+            found.append(
+                PairBlock(
+                    self.anchors,
+                    self.keys,
+                    self.arguments.groups,
+                    labels=labels,
+                    shift=self.arguments.shift,
+                    both_ways=self.arguments.symmetric,
+                    positives=not labels,
+                )
+            )
         if self.queue is not None:
-            found.append(Block(self.u, self.queue, None, labels=False, shift=0, cols=False, positives=False))
+            found.append(PairBlock(self.anchors, self.queue, None))
         return found
 
-    def sums(self) -> None:
+    def add_sums(self) -> None:
         """Unit rows, the positives, and the sums of both directions over the negatives."""
-        mode, u, v, kind = self.mode, self.u, self.v, self.link.kind
         if self.queue is not None:
-            fill(self.queue, mode)
-        if self.count is None:
-            self.positive, (self.rows, self.cols) = fill_pairs(u, v, mode, self.shift, kind)
+            fill(self.queue, self.mode)
+        if self.arguments.positive_count is None:
+            self.positive, (self.row_sums, self.col_sums) = fill_pairs(
+                self.anchors, self.keys, self.mode, self.arguments.shift, self.link
+            )
         else:
-            fill(u, mode)
-            none = 0.0 if kind == ODDS else -torch.inf
-            self.rows = self.cols = u.x.new_full((3, u.n), none, dtype=torch.float32)
-            self.rows[2].zero_()
+            fill(self.anchors, self.mode)
+            shape = (3, self.anchors.n)
+            self.row_sums = self.anchors.x.new_full(shape, self.link.empty_sum, dtype=torch.float32)
+            self.row_sums[2].zero_()
+            self.col_sums = self.row_sums
         for block in self._blocks():
-            add_sums(block, mode, self.link, self.rows, self.rows if block.alone else self.cols)
+            across = self.row_sums if block.alone else self.col_sums
+            add_sums(block, self.mode, self.link, self.row_sums, across)
 
-    def close(self, extra: Tensor | None, weight: float) -> Tensor:
-        """``weight`` times the losses [N], once sums are complete."""
-        if self.count is not None:
-            loss, self.z, self.positive = close_labelled(self.rows, self.count, self.link)
-            loss *= weight
+    def close(self) -> Tensor:
+        """The weighted losses [N], once the sums are complete."""
+        arguments, link = self.arguments, self.link
+        if arguments.positive_count is not None:
+            loss, self.normalisers, self.positive = close_labelled(
+                self.row_sums, arguments.positive_count, link
+            )
+            loss *= arguments.weight
             return loss
-        rows = self.rows
-        if extra is not None:
-            rows = rows + extra if self.link.kind == ODDS else torch.logaddexp(rows.to(extra.dtype), extra)
-        loss, self.z = close(self.positive, rows, self.cols if self.symmetric else None, self.link, weight)
+        rows, own = self.row_sums, arguments.own_sums
+        if own is not None:
+            rows = rows + own if link.kind == ODDS else torch.logaddexp(rows.to(own.dtype), own)
+        cols = self.col_sums if arguments.symmetric else None
+        loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight)
         return loss
 
-    def state(self) -> list[Tensor]:
-        """For the backward: normalisers, positives, each input's unit rows."""
-        return [self.z, self.positive, *(t for x in self.units if x is not None for t in (x.unit, x.stats))]
+    def saved(self) -> Saved:
+        """What a backward needs of this forward."""
+        found = [self.normalisers, self.positive]
+        for x in self.rows:
+            if x is None:
+                make = self.anchors.x.new_empty
+                found += [make(0, 0, dtype=self.mode.dtype), make(5, 0, dtype=torch.float32)]
+            else:
+                found += [x.unit, x.stats]
+        return Saved(*found)
 
-    def pull_blocks(self, outer: Upstream, wanted: Sequence[bool]) -> None:
-        """The negatives' part of the gradients, with respect to unit rows and the scale."""
-        blocks, make = self._blocks(), self.u.x
-        fresh = (bool(blocks) and not blocks[0].alone, self.in_batch, True)  # the first product need not add
-        self.grads = [
+    def add_tile_gradients(self, outer: Upstream, wanted: Sequence[bool]) -> None:
+        """The negatives' part of the gradients, with respect to unit rows and the scale.
+
+        ``wanted`` are those of anchors, keys, queue and scale.
+        """
+        blocks, make = self._blocks(), self.anchors.x
+        # The first product into a buffer need not add to what is there.
+        fresh = (bool(blocks) and not blocks[0].alone, self.arguments.in_batch, True)
+        self.unit_gradients = [
             (make.new_empty if new else make.new_zeros)((x.n, x.pad), dtype=torch.float32)
             if x is not None and want
             else None
-            for x, want, new in zip(self.units, wanted, fresh, strict=False)
+            for x, want, new in zip(self.rows, wanted, fresh, strict=False)
         ]
-        self.learned = make.new_zeros((), dtype=torch.float32) if wanted[3] else None
+        self.scale_gradient = make.new_zeros((), dtype=torch.float32) if wanted[3] else None
         for block in blocks:
-            own = self.grads[2] if block.v is self.queue else self.grads[0 if block.alone else 1]
-            z = (self.z[0], self.z[0] if block.alone else self.z[1])
-            sides = (outer.grad, *z, self.positive, self.positive)
-            new = (fresh[0] and block is blocks[0], not block.alone)
-            add_gradients(block, self.mode, self.link, outer, sides, (self.grads[0], own), new, self.learned)
-
-    def finish(self, outer: Upstream, wanted: Sequence[bool]) -> list[Tensor]:
-        """The ``wanted`` ones of the gradients of anchors, keys, queue and scale."""
-        results: list[Tensor] = []
-        u, v, grads, paired = self.u, self.v, self.grads, self.count is None
-        roles = [(paired, paired and v is u), (False, paired), (False, False)]
-        left = list(zip(self.units, grads, (v, u, self.queue), roles, strict=True))
-        if v is not u and grads[0] is not None and grads[1] is not None:
-            results += finish_pairs(u, grads[0], v, grads[1], outer, self.positive)
-            left = left[2:]
-        for x, grad, other, role in left:
-            if x is not None and grad is not None and other is not None:
-                results.append(finish(x, grad, other, outer, self.positive, self.shift, role))
-        if self.learned is not None:  # with the positives', whose pull is dL/dlogit * scale
-            gap, rise, pull = self.positive
-            own_part = (
-                (outer.grad * pull * (rise - gap)).sum() * (outer.weight / 2) / self.link.scale.double()
+            candidates = 2 if block.v is self.queue else 0 if block.alone else 1
+            z = (self.normalisers[0], self.normalisers[0 if block.alone else 1])
+            add_gradients(
+                block,
+                self.mode,
+                self.link,
+                outer,
+                (outer.grad, *z, self.positive, self.positive),
+                (self.unit_gradients[0], self.unit_gradients[candidates]),
+                (fresh[0] and block is blocks[0], not block.alone),
+                self.scale_gradient,
             )
-            scale = self.link.scale
-            results.append((self.learned + own_part).to(scale.dtype).reshape(scale.shape))
-        return results
+
+    def finish(self, outer: Upstream, wanted: Sequence[bool]) -> Gradients:
+        """The ``wanted`` ones of the gradients, with the positives' part, taken back to the inputs."""
+        anchors, keys, queue = self.rows
+        found: list[Tensor | None] = [None, None, None, self._finish_scale(outer)]
+        grads, paired = self.unit_gradients, self.arguments.positive_count is None
+        if keys is not None and grads[0] is not None and grads[1] is not None:
+            found[:2] = finish_pairs(anchors, grads[0], keys, grads[1], outer, self.positive)
+        else:
+            # Each input, its counterpart, and whether its rows are anchors and whether they are positives.
+            inputs = (
+                (anchors, self.keys, (paired, paired and keys is None)),
+                (keys, anchors, (False, paired)),
+            )
+            for i, (x, other, roles) in enumerate(inputs):
+                if x is not None and (grad := grads[i]) is not None:
+                    found[i] = finish(x, grad, other, outer, self.positive, self.arguments.shift, roles)
+        if queue is not None and grads[2] is not None:
+            found[2] = finish(queue, grads[2], queue, outer, self.positive, 0, (False, False))
+        return Gradients(*found)
+
+    def _finish_scale(self, outer: Upstream) -> Tensor | None:
+        """The scale's gradient, with the positives' part: their dL/dc is dL/dlogit * scale."""
+        if self.scale_gradient is None:
+            return None
+        gap, rise, slope = self.positive
+        scale = self.link.scale
+        positives = (outer.grad * slope * (rise - gap)).sum() * (outer.weight / 2) / scale.double()
+        found: Tensor = self.scale_gradient + positives
+        return found.to(scale.dtype).reshape(scale.shape)
 
 
-def share_of(extra: Tensor, z: Tensor, kind: int, delta: float) -> Tensor:
-    """dL_i/dextra_i, of a sum of weights (its logarithm unless ODDS) that joined the anchors' negatives."""
-    z = z.to(extra.dtype)
-    return z / (2 * (1 + delta)) if kind == ODDS else (extra - z).exp()
+def own_share(arguments: Arguments, normalisers: Tensor) -> Tensor:
+    """dL_i / d own_sums_i of the unweighted losses [N]."""
+    own = arguments.own_sums
+    assert own is not None
+    z = normalisers[0].to(own.dtype)
+    return z / (2 * (1 + arguments.resolution)) if arguments.kind == ODDS else (own - z).exp()

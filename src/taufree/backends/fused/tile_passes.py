@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from taufree.backends.fused.arguments import KernelLink
 from taufree.backends.fused.kernels import tiles as tile_kernels
 from taufree.backends.fused.launch import start
-from taufree.backends.fused.row_passes import EXP, ODDS, Link, Mode, Rows, Upstream
+from taufree.backends.fused.row_passes import KernelRows, Mode, Upstream
 from taufree.backends.numerics import float32_products
 
-PARTIAL = 64 * 2**20  # bytes of sums kept apart, tile by tile, where they cannot be added atomically
+PARTIAL_SUM_BYTES = 64 * 2**20  # of sums kept apart, tile by tile, where they cannot be added atomically
 
 
 class Config(NamedTuple):
@@ -32,13 +33,13 @@ class Config(NamedTuple):
     registers: int | None = None
 
 
-def tile_config(kind: int, labels: bool, mode: Mode) -> Config:
+def tile_config(link: KernelLink, labels: bool, mode: Mode) -> Config:
     """Fixed, so that nothing is tuned again for another N. Exponentials and pairs need more registers.
 
     Blackwell has less room for pairs: the cards for desktops 99 KiB of stages instead of Hopper's 227, and on
     the others the registers did not suffice for labels.
     """
-    if kind in (ODDS, EXP) and not labels and not mode.split:
+    if link.plain and not labels and not mode.split:
         return Config()
     return Config(bm=64 if mode.split and _blackwell() else 128, warps=8)
 
@@ -54,32 +55,39 @@ def chunk_shape(pad: int, mode: Mode) -> tuple[int, int]:
     return side // (4 if mode.split else 2 if mode.tf32 else 1), side
 
 
-class Block(NamedTuple):
-    """All pairs of anchors ``u`` with candidates ``v``: which of them count, and who looks back."""
+class PairBlock(NamedTuple):
+    """All pairs of anchors ``u`` with candidates ``v``, and which of them count.
 
-    u: Rows
-    v: Rows
-    groups: Tensor | None  # [N], by ``labels`` who belongs together, otherwise whom to leave out
-    labels: bool
-    shift: int
-    cols: bool  # the candidates are anchors too
-    positives: bool  # row i + shift of v is the positive of row i
-    far_groups: Tensor | None = None  # [M], the candidates', if they are another rank's
+    Attributes:
+        groups: [N], the anchors' labels if ``labels``, else ids: equal ones are left out.
+        shift: row i + shift of v is the positive of row i, if ``positives``.
+        both_ways: whether the candidates are anchors too.
+        far_groups: [M], the candidates' groups, if another rank holds them.
+    """
+
+    u: KernelRows
+    v: KernelRows
+    groups: Tensor | None
+    labels: bool = False
+    shift: int = 0
+    both_ways: bool = False
+    positives: bool = False
+    far_groups: Tensor | None = None
 
     @property
     def alone(self) -> bool:
         return self.u is self.v
 
-    def tiles(self, config: Config, link: Link) -> tuple[Any, ...]:
+    def tiles(self, config: Config, link: KernelLink) -> tuple[Any, ...]:
         """The arguments that both passes begin with."""
         groups = self.u.sides if self.groups is None else self.groups
         far_groups = groups if self.far_groups is None else self.far_groups
         u, v = self.u.tiles(config.bm, config.bk), self.v.tiles(config.bn, config.bk)
         return u, v, self.u.sides, self.v.sides, groups, far_groups, link.scale
 
-    def options(self, mode: Mode, config: Config, link: Link) -> dict[str, Any]:
+    def options(self, mode: Mode, config: Config, link: KernelLink) -> dict[str, Any]:
         return {
-            "LINK": link.kind, "COLS": self.cols or self.alone, "SELF": self.alone,
+            "LINK": link.kind, "COLS": self.both_ways or self.alone, "SELF": self.alone,
             "POSITIVES": self.positives, "IDS": self.groups is not None and not self.labels,
             "LABELS": self.labels, "PAD": self.u.pad, "SPLIT": mode.split,
             "BM": config.bm, "BN": config.bn, "BK": config.bk, "GROUP": 8, "num_warps": config.warps,
@@ -87,35 +95,35 @@ class Block(NamedTuple):
         }  # fmt: skip
 
 
-def add_sums(block: Block, mode: Mode, link: Link, rows: Tensor, cols: Tensor) -> None:
-    """Adds a block's weights (or their logarithms) to rows [1, N] and, looking back, cols [1, M].
+def add_sums(block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols: Tensor) -> None:
+    """Adds a block's weights (or their logarithms) to rows [1, N] and, if it goes both ways, cols [1, M].
 
     Atomically if the sums are plain; tile by tile, then in a fixed order, for the logarithms and whenever
     torch is asked for deterministic algorithms. ``cols`` is ``rows`` when the anchors meet each other. With
     labels the first dimension is 3, see the kernel.
     """
-    u, v, config, parts = block.u, block.v, tile_config(link.kind, block.labels, mode), len(rows)
-    plain = link.kind in (ODDS, EXP)
-    atomic = plain and not torch.are_deterministic_algorithms_enabled()
+    u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)
+    atomic = link.plain and not torch.are_deterministic_algorithms_enabled()
     row_tiles, options = -(-u.n // config.bm), block.options(mode, config, link)
-    step = v.n if atomic else max(1, PARTIAL // (4 * parts * u.n)) * config.bn
+    step = v.n if atomic else max(1, PARTIAL_SUM_BYTES // (4 * parts * u.n)) * config.bn
     for first in range(0, v.n, step):
         seen = cols[:, first : first + step]
         col_tiles = -(-min(step, v.n - first) // config.bn)
         along, across = rows, cols
         if not atomic:
-            none = 0.0 if plain else -torch.inf
-            along = rows.new_full((parts, col_tiles, u.n), none)
-            across = rows.new_full((parts, row_tiles, seen.shape[1]), none) if options["COLS"] else along
+            along = rows.new_full((parts, col_tiles, u.n), link.empty_sum)
+            across = (
+                rows.new_full((parts, row_tiles, seen.shape[1]), link.empty_sum) if options["COLS"] else along
+            )
             for logits in (along[2:], across[2:]):
                 logits.zero_()
         start(
             tile_kernels.tile_sums, row_tiles * col_tiles, *block.tiles(config, link), along, across,
-            u.n, v.n, first, row_tiles, col_tiles, block.shift, link.delta, ATOMIC=atomic, **options,
+            u.n, v.n, first, row_tiles, col_tiles, block.shift, link.resolution, ATOMIC=atomic, **options,
         )  # fmt: skip
         if not atomic:
             for total, found in [(rows, along)] + ([(seen, across)] if options["COLS"] else []):
-                if plain:
+                if link.plain:
                     total += found.sum(1)
                 else:
                     total[:2] = torch.logaddexp(total[:2], found[:2].logsumexp(1))
@@ -123,7 +131,7 @@ def add_sums(block: Block, mode: Mode, link: Link, rows: Tensor, cols: Tensor) -
 
 
 def add_gradients(
-    block: Block, mode: Mode, link: Link, upstream: Upstream, sides: tuple[Tensor, ...],
+    block: PairBlock, mode: Mode, link: KernelLink, upstream: Upstream, sides: tuple[Tensor, ...],
     grads: tuple[Tensor | None, Tensor | None], fresh: tuple[bool, bool], learned: Tensor | None,
 ) -> None:  # fmt: skip
     """Adds a block's part of the gradient with respect to the unit rows u and v, and to the scale.
@@ -132,7 +140,7 @@ def add_gradients(
     anchors and candidates; ``fresh`` gradients hold nothing yet, not even zeros. The coefficients exist for
     one chunk of the matrix at a time; two library products turn them into both gradients.
     """
-    u, v, config = block.u, block.v, tile_config(link.kind, block.labels, mode)
+    u, v, config = block.u, block.v, tile_config(link, block.labels, mode)
     height, breadth = (
         min(most, -(-r.n // 256) * 256) for most, r in zip(chunk_shape(u.pad, mode), (u, v), strict=True)
     )
@@ -149,7 +157,7 @@ def add_gradients(
             parts = chunk if learned is None else u.stats.new_empty(row_tiles * col_tiles)
             start(
                 tile_kernels.tile_coefficients, row_tiles * col_tiles, *begin, *upstream.arguments(), *sides,
-                out, parts, u.n, v.n, top, left, row_tiles, col_tiles, block.shift, link.delta,
+                out, parts, u.n, v.n, top, left, row_tiles, col_tiles, block.shift, link.resolution,
                 LEARN=learned is not None, **options,
             )  # fmt: skip
             if learned is not None:

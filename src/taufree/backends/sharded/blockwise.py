@@ -8,30 +8,31 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from taufree.backends.blockwise import engine as blockwise
-from taufree.backends.blockwise.engine import _Engine, _Place
-from taufree.backends.blockwise.rows import Rows, spans
+from taufree.backends.blockwise import engine
+from taufree.backends.blockwise.engine import BlockwiseEngine, Place
+from taufree.backends.blockwise.rows import UnitRows, spans
 from taufree.backends.blockwise.tiles import Direction, Side, keep_freed_memory, learned
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link
 
 
-def engine(contrast: Contrast, link: Link) -> tuple[Callable[..., Shards], tuple[Tensor | None, ...]]:
-    """What makes an engine for :mod:`taufree.backends.sharded.step`, and its differentiable inputs."""
+def engine_of(
+    contrast: Contrast, link: Link
+) -> tuple[Callable[..., BlockwiseShards], tuple[Tensor | None, ...]]:
+    """What makes an engine for :mod:`.step`, and its differentiable inputs."""
     params = learned(link, contrast.anchors)
-    inputs = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives, *params)
-    return partial(Shards, contrast, link), inputs
+    return partial(BlockwiseShards, contrast, link), (*contrast.inputs, *params)
 
 
-class Shards(_Engine):
-    """See :class:`.step.Engine`. Inputs: anchors, keys, queue, own negatives, params."""
+class BlockwiseShards(BlockwiseEngine):
+    """See :class:`.step.ShardEngine`. Inputs: anchors, keys, queue, own negatives, params."""
 
     def __init__(
         self, contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> None:
         super().__init__(contrast, link, inputs, [False] * len(wanted))
-        self.wanted, self.none, self.width = wanted, self.kind.start, self.wide
-        self.values = blockwise.values_of(self.params)
+        self.wanted, self.empty_sum, self.sum_dtype = wanted, self.kind.empty_sum, self.wide
+        self.values = engine.values_of(self.params)
         keep_freed_memory()
 
     def add_own(self) -> None:
@@ -39,7 +40,7 @@ class Shards(_Engine):
         self._sums(self._own_places(), self.rows, 0)
 
     def add(self, shard: Shard) -> Tensor | None:
-        across = self._far(len(shard.x)) if shard.looks_back and self.cols is not None else None
+        across = self._far(len(shard.x)) if shard.are_anchors and self.cols is not None else None
         self._sums(self._far_places(shard, across, wanted=False), self.rows, 0)
         return None if across is None else across.negatives
 
@@ -54,8 +55,8 @@ class Shards(_Engine):
             direction.close(slice(None))
         return torch.stack([direction.losses for direction in found]).mean(0)
 
-    def weigh(self, each: Tensor) -> Tensor | None:
-        blockwise.check_unchanged(self.link, self.params, self.values)
+    def begin_gradient(self, each: Tensor) -> Tensor | None:
+        engine.check_unchanged(self.link, self.params, self.values)
         found = [direction for direction in (self.rows, self.cols) if direction is not None]
         for direction in found:
             direction.side.grad = each.to(self.wide) / len(found) * (direction.count > 0)
@@ -71,13 +72,13 @@ class Shards(_Engine):
         labelled = () if self.contrast.labels is None else (side.keep, side.pull)
         return torch.stack([side.grad, side.log_z, *labelled], 1)
 
-    def pull_own(self) -> None:
+    def add_own_gradients(self) -> None:
         places = self._own_places()
         self._pulls(places, self.rows, [None] * len(places))
 
-    def pull(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
+    def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
         across = None
-        if far is not None and shard.looks_back:
+        if far is not None and shard.are_anchors:
             across = self._far(len(shard.x))
             grad, log_z, *labelled = far.unbind(1)
             across.side = Side(grad, log_z, *(labelled or (grad, grad)))
@@ -98,14 +99,14 @@ class Shards(_Engine):
     def _far(self, n: int) -> Direction:
         return Direction(self.kind, torch.ones(n, device=self.u.x.device), None, None, self.wide)
 
-    def _own_places(self) -> list[_Place]:
+    def _own_places(self) -> list[Place]:
         across = self.rows if self.contrast.keys is None else self.cols
-        return [place for strip in spans(self.n, blockwise.TILE) for place in self._places(strip, across)]
+        return [place for strip in spans(self.n, engine.TILE_SIZE) for place in self._places(strip, across)]
 
-    def _far_places(self, shard: Shard, across: Direction | None, wanted: bool) -> list[_Place]:
-        block, strips = Rows(shard.x, self.dtype, wanted), spans(self.n, blockwise.TILE)
+    def _far_places(self, shard: Shard, across: Direction | None, wanted: bool) -> list[Place]:
+        block, strips = UnitRows(shard.x, self.dtype, wanted), spans(self.n, engine.TILE_SIZE)
         return [
-            _Place(rows, cols, block, across, shard.groups)
-            for cols in spans(len(shard.x), blockwise.TILE)
+            Place(rows, cols, block, across, shard.groups)
+            for cols in spans(len(shard.x), engine.TILE_SIZE)
             for rows in strips
         ]

@@ -2,99 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from taufree.backends.fused.row_passes import EXP, ODDS, SCALE, Rows, Upstream, fill
-from taufree.backends.fused.step import Evaluation, share_of
-from taufree.backends.fused.tile_passes import Block, add_gradients, add_sums, library_precision
-from taufree.contrast import Shard
+from taufree.backends.fused.arguments import SCALE, Arguments, arguments_of
+from taufree.backends.fused.row_passes import KernelRows, Upstream, fill
+from taufree.backends.fused.step import FusedStep, own_share
+from taufree.backends.fused.tile_passes import PairBlock, add_gradients, add_sums, library_precision
+from taufree.contrast import Contrast, Shard
+from taufree.links import Link
 
 
-class Shards(Evaluation):
-    """See :class:`taufree.backends.sharded.step.Engine`. Inputs: anchors, keys, queue, extra, scale."""
+def engine_of(contrast: Contrast, link: Link) -> tuple[Callable[..., FusedShards], tuple[Tensor | None, ...]]:
+    """What makes an engine for :mod:`.step`, and its differentiable inputs: anchors, keys, queue, the sums of
+    own negatives, scale."""
+    arguments = arguments_of(contrast, link)
+    if contrast.queue is not None:  # also an empty one, whose dtype must count on every rank
+        arguments = arguments._replace(queue=contrast.queue.contiguous())
+    return partial(FusedShards, arguments), arguments[:5]
 
-    dtype = width = torch.float32
 
-    def __init__(
-        self, options: Sequence[Any], inputs: Sequence[Tensor | None], wanted: Sequence[bool]
-    ) -> None:
-        anchors, keys, self.all_queue, self.extra, scale = inputs
+class FusedShards(FusedStep):
+    """See :class:`.step.ShardEngine`."""
+
+    dtype = sum_dtype = torch.float32
+
+    def __init__(self, arguments: Arguments, inputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> None:
+        anchors, keys, queue, own_sums, scale = inputs
         assert anchors is not None
         assert scale is not None
-        super().__init__(anchors, keys, self.all_queue, scale, *options)
-        self.plain = self.link.kind in (ODDS, EXP)
-        self.none = 0.0 if self.plain else -torch.inf
+        super().__init__(
+            arguments._replace(anchors=anchors, keys=keys, queue=queue, own_sums=own_sums, scale=scale)
+        )
+        self.empty_sum = self.link.empty_sum
         learns = wanted[4] and self.link.kind == SCALE
         self.wanted = [wanted[0], wanted[1], wanted[2] and self.queue is not None, learns]
-        self.wants_extra = wanted[3]
+        self.wants_own_sums = wanted[3]
 
     def add_own(self) -> None:
-        with torch.cuda.device_of(self.u.x):  # type: ignore[no-untyped-call]
-            self.sums()
+        with torch.cuda.device_of(self.anchors.x):  # type: ignore[no-untyped-call]
+            self.add_sums()
 
     def add(self, shard: Shard) -> Tensor | None:
-        with torch.cuda.device_of(self.u.x):  # type: ignore[no-untyped-call]
-            block = self._block(shard, shard.looks_back and self.symmetric)
-            cols = self.rows.new_full((1, block.v.n), self.none) if block.cols else self.rows
-            add_sums(block, self.mode, self.link, self.rows, cols)
-            return cols[0] if block.cols else None
+        with torch.cuda.device_of(self.anchors.x):  # type: ignore[no-untyped-call]
+            block = self._block(shard, shard.are_anchors and self.arguments.symmetric)
+            sums = self.row_sums
+            cols = sums.new_full((1, block.v.n), self.empty_sum) if block.both_ways else sums
+            add_sums(block, self.mode, self.link, sums, cols)
+            return cols[0] if block.both_ways else None
 
     def merge(self, parts: Tensor) -> None:
-        self.cols = self.cols + parts.sum(0) if self.plain else torch.logaddexp(self.cols, parts.logsumexp(0))
+        if self.link.plain:
+            self.col_sums = self.col_sums + parts.sum(0)
+        else:
+            self.col_sums = torch.logaddexp(self.col_sums, parts.logsumexp(0))
 
     def losses(self) -> Tensor:
-        with torch.cuda.device_of(self.u.x):  # type: ignore[no-untyped-call]
-            return self.close(self.extra, 1.0)
+        with torch.cuda.device_of(self.anchors.x):  # type: ignore[no-untyped-call]
+            return self.close()
 
-    def weigh(self, each: Tensor) -> Tensor | None:
+    def begin_gradient(self, each: Tensor) -> Tensor | None:
         self.outer = Upstream(each.float().contiguous(), 1.0)
-        if self.v is not self.u and not self.symmetric:
+        alone = self.keys is self.anchors
+        if not alone and not self.arguments.symmetric:
             return None
-        labelled = [] if self.count is None else [self.positive[0], self.positive[1]]
-        own = [self.outer.grad, self.z[0 if self.v is self.u else 1], *labelled]
+        labelled = [] if self.arguments.positive_count is None else [self.positive[0], self.positive[1]]
+        own = [self.outer.grad, self.normalisers[0 if alone else 1], *labelled]
         return torch.stack([x.float() for x in own], 1)
 
-    def pull_own(self) -> None:
-        with torch.cuda.device_of(self.u.x), library_precision(self.mode):  # type: ignore[no-untyped-call]
-            self.pull_blocks(self.outer, self.wanted)
+    def add_own_gradients(self) -> None:
+        with torch.cuda.device_of(self.anchors.x), library_precision(self.mode):  # type: ignore[no-untyped-call]
+            self.add_tile_gradients(self.outer, self.wanted)
 
-    def pull(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
-        with torch.cuda.device_of(self.u.x), library_precision(self.mode):  # type: ignore[no-untyped-call]
-            block = self._block(shard, far is not None and shard.looks_back)
-            sides = (self.outer.grad, self.z[0], self.z[0], self.positive, self.positive)
-            if far is not None and block.cols:
+    def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
+        with torch.cuda.device_of(self.anchors.x), library_precision(self.mode):  # type: ignore[no-untyped-call]
+            block = self._block(shard, far is not None and shard.are_anchors)
+            z = self.normalisers[0]
+            sides = (self.outer.grad, z, z, self.positive, self.positive)
+            if far is not None and block.both_ways:
                 known = far.T.contiguous()
-                sides = (known[0], self.z[0], known[1], self.positive, known[2:])
-            rows = self.u.x.new_empty((block.v.n, block.v.pad), dtype=torch.float32) if wanted else None
-            learned = None if self.learned is None else torch.zeros_like(self.learned)
-            grads = (self.grads[0], rows)
-            add_gradients(block, self.mode, self.link, self.outer, sides, grads, (False, True), learned)
-            if self.learned is not None and learned is not None:
-                # Anchors among themselves on two ranks: both meet the pair, with both directions in it.
-                self.learned += learned * (0.5 if self.v is self.u else 1.0)
-            return None if rows is None else rows[:, : self.u.d].contiguous()
+                sides = (known[0], z, known[1], self.positive, known[2:])
+            rows = self.anchors.x.new_empty((block.v.n, block.v.pad), dtype=torch.float32) if wanted else None
+            of_scale = None if self.scale_gradient is None else torch.zeros_like(self.scale_gradient)
+            grads = (self.unit_gradients[0], rows)
+            add_gradients(block, self.mode, self.link, self.outer, sides, grads, (False, True), of_scale)
+            if self.scale_gradient is not None and of_scale is not None:
+                # Two ranks compute a pair of anchors of both, each with both directions: half of it each.
+                self.scale_gradient += of_scale * (0.5 if self.keys is self.anchors else 1.0)
+            return None if rows is None else rows[:, : self.anchors.d].contiguous()
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
-        for grad, more in ((self.grads[1], keys), (self.grads[2], queue)):
+        for grad, more in ((self.unit_gradients[1], keys), (self.unit_gradients[2], queue)):
             if grad is not None and more is not None:
-                grad[:, : self.u.d] += more
-        with torch.cuda.device_of(self.u.x):  # type: ignore[no-untyped-call]
-            found = iter(self.finish(self.outer, self.wanted))
-        anchors, own_keys, own_queue, scale = (next(found) if want else None for want in self.wanted)
-        if self.all_queue is not None and not len(self.all_queue):
-            own_queue = torch.zeros_like(self.all_queue)
-        extra = None
-        if self.extra is not None and self.wants_extra:
-            extra = self.outer.grad * share_of(self.extra, self.z[0], self.link.kind, self.link.delta)
-        return [anchors, own_keys, own_queue, extra, scale]
+                grad[:, : self.anchors.d] += more
+        with torch.cuda.device_of(self.anchors.x):  # type: ignore[no-untyped-call]
+            found = self.finish(self.outer, self.wanted)
+        own_queue, all_queue = found.queue, self.arguments.queue
+        if all_queue is not None and not len(all_queue):
+            own_queue = torch.zeros_like(all_queue)
+        own_sums = None
+        if self.arguments.own_sums is not None and self.wants_own_sums:
+            own_sums = self.outer.grad * own_share(self.arguments, self.normalisers)
+        return [found.anchors, found.keys, own_queue, own_sums, found.scale]
 
-    def _block(self, shard: Shard, cols: bool) -> Block:
-        v = Rows(shard.x, self.mode)
+    def _block(self, shard: Shard, both_ways: bool) -> PairBlock:
+        v = KernelRows(shard.x, self.mode)
         fill(v, self.mode)
         grouped = shard.groups is not None
-        groups, labels = self.groups if grouped else None, grouped and self.count is not None
-        return Block(self.u, v, groups, labels, 0, cols, positives=False, far_groups=shard.groups)
+        return PairBlock(
+            self.anchors,
+            v,
+            self.arguments.groups if grouped else None,
+            labels=grouped and self.arguments.positive_count is not None,
+            both_ways=both_ways,
+            far_groups=shard.groups,
+        )

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from taufree.backends import moments, reference
-from taufree.backends.numerics import result_dtype, wide_dtype
 from taufree.contrast import Contrast
 from taufree.distributed import Ranks
+from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
+from taufree.reduction import anchor_weights
 
 
 def loss(
@@ -45,18 +46,14 @@ def loss(
         ids=None if ids is None else ids[order],
         labels=everyone(contrast.labels),
     )
-    link = link.calibrate(moments.Measure(whole))
-    losses = reference.anchor_losses(whole, link)
-    if reduction == "none":
+    losses = reference.anchor_losses(whole, link.prepare(moments.Measure(whole)))
+    weights = anchor_weights(reduction, whole.n, None if whole.labels is None else whole.positive_count())
+    if weights is None:
         own = ranks.span(ranks.rank, sizes)
         losses = losses[order.argsort()[own.start : own.stop]]
-    elif reduction == "sum":
-        losses = losses.sum()
     else:
-        counted = (whole.positive_count() > 0).sum().clamp(min=1)
-        losses = losses.sum() / counted
-    tensors = (contrast.anchors, contrast.keys, contrast.queue, contrast.own_negatives)
-    return losses.to(result_dtype(*[t for t in tensors if t is not None]))
+        losses = (losses * weights).sum()
+    return losses.to(result_dtype(*contrast.inputs))
 
 
 class _GatherRows(torch.autograd.Function):

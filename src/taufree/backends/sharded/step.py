@@ -44,23 +44,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from taufree.backends import fused as triton
-from taufree.backends import moments
-from taufree.backends.autograd import Final, apply, eager
-from taufree.backends.numerics import full_precision, wide_dtype
-from taufree.backends.sharded import blockwise as blockwise_shards
-from taufree.backends.sharded import reference as gathered
+from taufree.backends import choose, moments
+from taufree.backends.autograd import Once, apply, uncompiled
+from taufree.backends.numerics import full_precision
+from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, Ranks, Ring, exchange
+from taufree.dtypes import wide_dtype
 from taufree.links import Link
+from taufree.reduction import anchor_weights
 
 
-class Engine(Protocol):
+class ShardEngine(Protocol):
     """One rank's part of a loss. Own pairs and each :class:`Shard` are visited twice: for the sums, then,
     once everyone's normalisers are known, for the gradient."""
 
-    none: float  # the sum over no pair
-    width: torch.dtype  # of sums
+    empty_sum: float  # the sum over no pair
+    sum_dtype: torch.dtype
     dtype: torch.dtype  # of the result, and of gradients on their way home
 
     def add_own(self) -> None:
@@ -75,32 +75,28 @@ class Engine(Protocol):
     def losses(self) -> Tensor:
         """Own losses [n], once sums are complete."""
 
-    def weigh(self, each: Tensor) -> Tensor | None:
+    def begin_gradient(self, each: Tensor) -> Tensor | None:
         """Begins a gradient with dL/dL_i [n]; what other ranks need to know of own rows [n, F]."""
 
-    def pull_own(self) -> None:
+    def add_own_gradients(self) -> None:
         """The gradients of own pairs."""
 
-    def pull(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
+    def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
         """The gradients of a shard's pairs, of whose rows ``far`` [K, F] is known; for its rows if wanted."""
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
         """The inputs' gradients, with what other ranks found for own keys and shared negatives."""
 
 
-@eager
+@uncompiled
 def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor:
     """The loss over all ranks; own rows' losses for "none"."""
-    if backend == "auto":
-        fused = contrast.anchors.is_cuda and triton.supported(contrast, link) is None
-        backend = "triton" if fused else "blockwise"
-    elif backend == "triton" and (reason := triton.supported(contrast, link)):
-        raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
+    backend = choose(backend, contrast, link, over_ranks=True)
     ranks = Ranks(contrast.anchors.device)
     queued = 0 if contrast.queue is None else len(contrast.queue)
     sizes, queues = ranks.agree(_describe(contrast, link, reduction, backend), contrast.n, queued)
     if backend == "reference":
-        return gathered.loss(contrast, link, reduction, ranks, sizes, queues)
+        return reference.loss(contrast, link, reduction, ranks, sizes, queues)
     if contrast.ids is not None:  # in one dtype with those of all ranks, or unsigned ones cannot be compared
         contrast = replace(contrast, ids=contrast.ids.long())
     if contrast.labels is not None:
@@ -108,22 +104,27 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
     groups = contrast.ids if contrast.labels is None else contrast.labels
     if groups is not None:
         groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
-    weights: Tensor | float | None = {"mean": 1 / sum(sizes), "sum": 1.0, "none": None}[reduction]
+    count, own = None, ranks.span(ranks.rank, sizes)
     if contrast.labels is not None and groups is not None:
-        count, own = how_many(groups) - 1, ranks.span(ranks.rank, sizes)
+        count = how_many(groups) - 1
         contrast = replace(contrast, positives=count[own.start : own.stop])
-        if reduction != "none":
-            counted = (count > 0).to(wide_dtype(count.device))
-            total = counted.sum().clamp(min=1) if reduction == "mean" else 1
-            weights = counted[own.start : own.stop] / total
-    step = _Step(contrast, ranks, sizes, queues, groups, weights)
-    link = link.calibrate(step.measure)
-    make, inputs = (triton if backend == "triton" else blockwise_shards).engine(contrast, link)
+    weights = anchor_weights(reduction, sum(sizes), count)
+    if isinstance(weights, Tensor):
+        weights = weights[own.start : own.stop]
+    step = ShardedStep(contrast, ranks, sizes, queues, groups, weights)
+    link = link.prepare(step.measure)
+    make: Callable[..., ShardEngine]
+    if backend == "triton":
+        from taufree.backends.sharded import fused  # needs Triton
+
+        make, inputs = fused.engine_of(contrast, link)
+    else:
+        make, inputs = blockwise.engine_of(contrast, link)
     result: Tensor = apply(_Sharded, backend, step, make, backend, *inputs)
     return result
 
 
-class _Step:
+class ShardedStep:
     """The exchanges of one forward and backward."""
 
     def __init__(
@@ -158,14 +159,14 @@ class _Step:
         sums = self.ranks.sum(squares.sums(), "the squared cosines of all ranks")
         return moments.summary(sums, self.contrast.anchors.shape[1])
 
-    def forward(self, engine: Engine) -> Tensor:
+    def forward(self, engine: ShardEngine) -> Tensor:
         """The weighted sum of all ranks' losses, or own losses [n]."""
         self._start()
         engine.add_own()
         cols = None
         if self.contrast.symmetric:
             device = self.contrast.anchors.device
-            cols = torch.full((sum(self.sizes),), engine.none, dtype=engine.width, device=device)
+            cols = torch.full((sum(self.sizes),), engine.empty_sum, dtype=engine.sum_dtype, device=device)
 
         def add(rows: Tensor, span: range) -> None:
             found = engine.add(self._shard(rows, span))
@@ -184,28 +185,28 @@ class _Step:
         total = (losses.to(wide_dtype(losses.device)) * self.weights).sum()
         return self.ranks.sum(total, "the losses of all ranks")
 
-    def backward(self, engine: Engine, upstream: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    def backward(self, engine: ShardEngine, upstream: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         """The gradients of own inputs."""
         self._start()
         each = upstream if self.weights is None else upstream * self.weights * self.ranks.world
-        near = engine.weigh(each.expand(self.contrast.n))
+        near = engine.begin_gradient(each.expand(self.contrast.n))
         far = None
         if near is not None:
             far = self.ranks.gather(near, self.sizes, "the normalisers of all ranks")
-        engine.pull_own()
+        engine.add_own_gradients()
         of_keys = of_queue = None
         if self.keys is not None:
             known = None if far is None else far.wait()
             give_back = self.contrast.keys is not None and wanted[1]
 
-            def pull(rows: Tensor, span: range) -> Tensor | None:
+            def add(rows: Tensor, span: range) -> Tensor | None:
                 theirs = None if known is None else known[span.start : span.stop]
-                return engine.pull(self._shard(rows, span), theirs, give_back)
+                return engine.add_gradients(self._shard(rows, span), theirs, give_back)
 
-            of_keys = self.keys.visit(pull, engine.dtype if give_back else None)
+            of_keys = self.keys.visit(add, engine.dtype if give_back else None)
         if self.queue is not None:
             of_queue = self.queue.visit(
-                lambda rows, span: engine.pull(Shard(rows, None, False), None, wanted[2]),
+                lambda rows, span: engine.add_gradients(Shard(rows, None, False), None, wanted[2]),
                 engine.dtype if wanted[2] else None,
             )
         return engine.gradients(of_keys, of_queue)
@@ -225,7 +226,7 @@ class _Sharded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: _Step, make: Callable[..., Engine], backend: str, *inputs: Tensor | None
+        ctx: Any, step: ShardedStep, make: Callable[..., ShardEngine], backend: str, *inputs: Tensor | None
     ) -> Tensor:
         ctx.step, ctx.backend, ctx.wanted = step, backend, ctx.needs_input_grad[3:]
         ctx.save_for_backward(*inputs[:4], step.contrast.ids, step.contrast.labels)
@@ -242,7 +243,7 @@ class _Sharded(torch.autograd.Function):
             found = ctx.step.backward(ctx.engine, upstream, ctx.wanted)
         cast = [None if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = [None if g is None else Final.apply(ctx.backend, g, *inputs) for g in cast]
+            cast = [None if g is None else Once.apply(ctx.backend, g, *inputs) for g in cast]
         return (None, None, None, *cast)
 
 
@@ -266,7 +267,5 @@ def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> s
         text += shown("negative_keys", contrast.own_negatives, "N")
         text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
-    mode = ""
-    if type(link).calibrate is not Link.calibrate:  # to measure is to exchange sums
-        mode = " that measures" if link.training and torch.is_grad_enabled() else " at rest"
+    mode = " that measures" if link.measures else ""  # which exchanges sums
     return f"{text}, reduction={reduction!r}, backend={backend!r}, link={link!r}{mode}"

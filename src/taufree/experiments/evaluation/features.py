@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, normalize, one_hot
 
-from taufree.backends.numerics import wide_dtype
+from taufree.dtypes import wide_dtype
 
 ROWS = 1024
 """Features compared with the bank at a time, which bounds the memory."""

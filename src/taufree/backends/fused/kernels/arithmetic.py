@@ -13,7 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ODDS, POWER, SCALE, EXP = (tl.constexpr(k) for k in range(4))
+from taufree.backends.fused import arguments
+
+ODDS, POWER = tl.constexpr(arguments.ODDS), tl.constexpr(arguments.POWER)
+SCALE, EXP = tl.constexpr(arguments.SCALE), tl.constexpr(arguments.EXP)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 

@@ -1,13 +1,20 @@
-"""Losses for libraries that say by masks who is compared with whom: dense, on the reference's arithmetic."""
+"""Dense losses for those who say by masks who is compared with whom, on the reference's exact arithmetic.
+
+The drop-ins of other libraries use it where :mod:`taufree.functional` has no such contrast.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from taufree.backends import numerics as precision
-from taufree.backends import reference
-from taufree.functional import check_float
+from taufree.backends import moments, numerics, reference
+from taufree.backends.reference import masked_logits
+from taufree.checks import check_float
+from taufree.contrast import Contrast
+from taufree.dtypes import result_dtype
 from taufree.links import Link
+
+__all__ = ["check_rows", "masked_logits", "masked_losses", "paired_logits", "prepare", "similarity"]
 
 
 def check_rows(**rows: Tensor) -> None:
@@ -21,9 +28,19 @@ def check_rows(**rows: Tensor) -> None:
             raise ValueError(f"{name} must have the {like.shape[1]} columns of {first}, got {x.shape[1]}.")
 
 
+def prepare(link: Link, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Link:
+    """The link that one loss uses, measured on these embeddings if it measures; call it once a loss."""
+    return link.prepare(moments.Measure(Contrast(query, positive_key, queue=negative_keys)))
+
+
 def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """1 - c and 1 + c of all rows of a [N, D] against all rows of b [M, D], each [N, M], exact near 0."""
-    return precision.similarity(*precision.normalize(a), *precision.normalize(b))
+    return numerics.similarity(*numerics.normalize(a), *numerics.normalize(b))
+
+
+def paired_logits(a: Tensor, b: Tensor, link: Link) -> Tensor:
+    """The logits [N] of row i of a with row i of b, exact."""
+    return link.logit(*numerics.chords(*numerics.normalize(a), *numerics.normalize(b)))
 
 
 def masked_losses(
@@ -37,6 +54,6 @@ def masked_losses(
         anchors, samples: [N, D] and [M, D].
         positives, candidates: booleans [N, M]; a positive must be a candidate.
     """
-    logits = reference.masked_logits(link, *similarity(anchors, samples), ~candidates)
+    logits = masked_logits(link, *similarity(anchors, samples), ~candidates)
     losses = reference.by_label(logits, positives, positives.sum(1))
-    return losses.to(precision.result_dtype(anchors, samples))
+    return losses.to(result_dtype(anchors, samples))

@@ -1,0 +1,143 @@
+"""What the fused operator is called with, and what its forward keeps for the backward."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from taufree.backends.numerics import chords, normalize
+from taufree.contrast import Contrast
+from taufree.links import Link
+
+# How the kernels compute a link. ODDS: log-odds at gain 1. POWER: log-odds at any gain. SCALE: scale * c.
+# EXP: scale * c where all weights, relative to that of c = 1, stay in float32's range.
+ODDS, POWER, SCALE, EXP = range(4)
+MAX_EXP_SCALE = 40.0  # the largest scale at which exp(scale * (c - 1)) stays in float32's range
+
+
+class KernelLink(NamedTuple):
+    """A link as the kernels see it: its kind, its gain or inverse temperature [1], its resolution."""
+
+    kind: int
+    scale: Tensor
+    resolution: float
+
+    @property
+    def plain(self) -> bool:
+        """Whether sums over weights are plain numbers; else they are kept as logarithms."""
+        return self.kind in (ODDS, EXP)
+
+    @property
+    def empty_sum(self) -> float:
+        return 0.0 if self.plain else -torch.inf
+
+
+class Arguments(NamedTuple):
+    """One call of the operator. torch.library and autograd take tensors and numbers alone: only there is this
+    record flattened, in the order of its fields.
+
+    Attributes:
+        anchors, keys, queue: [N, D], [N, D] and [M, D], see :class:`taufree.contrast.Contrast`.
+        own_sums: [N], the sum of the weights of each anchor's own negatives (its logarithm unless ODDS).
+        scale: [1], of the link; [0] for ODDS.
+        groups: [N], ids, or labels if ``positive_count`` is given.
+        positive_count: [N], how many positives each anchor has by its label.
+        weight: what each loss is multiplied by.
+    """
+
+    anchors: Tensor
+    keys: Tensor | None
+    queue: Tensor | None
+    own_sums: Tensor | None
+    scale: Tensor
+    groups: Tensor | None
+    positive_count: Tensor | None
+    shift: int
+    in_batch: bool
+    symmetric: bool
+    kind: int
+    resolution: float
+    weight: float
+
+    @property
+    def link(self) -> KernelLink:
+        return KernelLink(self.kind, self.scale, self.resolution)
+
+
+TENSORS = 7  # the first fields of Arguments
+
+
+class Saved(NamedTuple):
+    """What the forward keeps for the backward; unit rows and statistics of an input that is not there are
+    empty, since an operator's result always has the same number of tensors.
+
+    Attributes:
+        normalisers: [2, N], of both directions.
+        positive: [3, N] in float64: 1 - c, 1 + c and dL/dlogit of the positives; with labels what
+            :func:`.row_passes.close_labelled` gives.
+    """
+
+    normalisers: Tensor
+    positive: Tensor
+    anchor_unit: Tensor
+    anchor_stats: Tensor
+    key_unit: Tensor
+    key_stats: Tensor
+    queue_unit: Tensor
+    queue_stats: Tensor
+
+
+class Gradients(NamedTuple):
+    """The operator's gradients; None for one that is not wanted."""
+
+    anchors: Tensor | None
+    keys: Tensor | None
+    queue: Tensor | None
+    scale: Tensor | None
+
+
+def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Arguments:
+    """The operator's arguments for a loss; ``link`` has a formula."""
+    formula, scale, device = link.formula, link.formula_scale(), contrast.anchors.device
+    assert formula is not None
+    labelled = contrast.labels is not None
+    if formula.kind == "log-odds":
+        # Do not test whether a tensor is 1: reading a CUDA scalar waits for the device.
+        kind = ODDS if isinstance(scale, float) and scale == 1 else POWER
+    else:
+        gentle = isinstance(scale, float) and scale <= MAX_EXP_SCALE
+        kind = EXP if gentle and not labelled and contrast.own_negatives is None else SCALE
+    if isinstance(scale, Tensor):
+        scale = scale.to(device, torch.float32).reshape(1)
+    elif kind == ODDS:  # which has none
+        scale = contrast.anchors.new_empty(0, dtype=torch.float32)
+    else:
+        scale = contrast.anchors.new_full((1,), scale, dtype=torch.float32)
+    groups = contrast.labels if labelled else contrast.ids
+    return Arguments(
+        contrast.anchors.contiguous(),
+        None if contrast.keys is None else contrast.keys.contiguous(),
+        None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),
+        _own_sums(contrast, link, kind),
+        scale,
+        None if groups is None else groups.contiguous(),
+        contrast.positive_count().double() if labelled else None,
+        contrast.shift,
+        contrast.in_batch,
+        contrast.symmetric,
+        kind,
+        formula.resolution,
+        weight,
+    )
+
+
+def _own_sums(contrast: Contrast, link: Link, kind: int) -> Tensor | None:
+    """The sum over each anchor's own negatives, [N]; row by row and exactly, since they are few."""
+    own = contrast.own_negatives
+    if own is None or not own.numel():
+        return None
+    u, u_deficit = normalize(contrast.anchors)
+    logits = link.logit(*chords(u[:, None], u_deficit[:, None], *normalize(own)))
+    return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1)

@@ -1,0 +1,66 @@
+"""Argument checks of the losses: one sentence that names the argument, what came and what was needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree.backends import BACKENDS
+from taufree.links import Link, LogOdds
+from taufree.reduction import REDUCTIONS
+
+
+def check_options(link: Link | None, reduction: str, backend: str) -> Link:
+    """The link to use; raises if an option is not one that the losses know."""
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
+    if link is None:
+        return LogOdds()
+    if not isinstance(link, Link):
+        got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
+        raise TypeError(f"link must be a taufree.Link such as LogOdds() or Temperature(0.5), got {got}.")
+    return link
+
+
+def check_alike(**embeddings: Tensor) -> None:
+    """Raises unless all are embeddings of one shape; they are called what the user calls them."""
+    (name, x), *others = embeddings.items()
+    _check_embeddings(name, x)
+    for other, y in others:
+        _check_embeddings(other, y, like=(name, x))
+
+
+def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}.")
+    if x.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested one.")
+    if like is not None and x.device != like[1].device:
+        raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
+
+
+def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> None:
+    check_float(name, x, like)
+    if x.dim() != 2 or 0 in x.shape:
+        raise ValueError(f"{name} must have shape [N, D] with N and D at least 1, got {list(x.shape)}.")
+    if like is not None and x.shape != like[1].shape:
+        raise ValueError(
+            f"{name} must have the shape of {like[0]}, {list(like[1].shape)}, got {list(x.shape)}."
+        )
+
+
+def check_integers(name: str, x: Tensor, like: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be an integer tensor, got {type(x).__name__}.")
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"{name} must be an integer tensor, got dtype {x.dtype}.")
+    if x.shape != like.shape[:1]:
+        raise ValueError(f"{name} must have shape [{like.shape[0]}], got {list(x.shape)}.")
+    if x.device != like.device:
+        raise ValueError(f"{name} must be on the device of the embeddings, {like.device}, got {x.device}.")

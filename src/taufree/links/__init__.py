@@ -1,0 +1,20 @@
+"""Links: how a cosine becomes a logit.
+
+A loss here is link x contrast x reduction. The paper's link is :class:`LogOdds`; the temperatures
+it replaces are links as well, so that a comparison changes this one object and nothing else.
+"""
+
+from taufree.links.base import Formula, Link, Measure
+from taufree.links.log_odds import LogOdds
+from taufree.links.measured import CalibratedLogOdds
+from taufree.links.temperature import LearnableTemperature, Temperature
+
+__all__ = [
+    "CalibratedLogOdds",
+    "Formula",
+    "LearnableTemperature",
+    "Link",
+    "LogOdds",
+    "Measure",
+    "Temperature",
+]

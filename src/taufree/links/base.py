@@ -1,0 +1,114 @@
+"""What a link is: the base class, and the formula by which a backend may compute one by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Measure: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
+
+
+class Formula(NamedTuple):
+    """A link in closed form, for backends that compute it in their own arithmetic.
+
+    - "log-odds": logit = scale * log((1 + c + resolution) / (1 - c + resolution))
+    - "linear": logit = scale * c
+
+    The scale is what :meth:`Link.formula_scale` gives.
+    """
+
+    kind: Literal["log-odds", "linear"]
+    resolution: float = 0.0
+
+
+class Link(nn.Module):
+    """Base class of all links: write :meth:`logit` and every loss and backend can use it.
+
+    The three arguments say the same thing three times, each without loss of digits:
+    ``cosine`` = c, ``gap`` = 1 - c and ``rise`` = 1 + c. Near c = 1 use ``gap`` and near c = -1 use
+    ``rise``: ``1 - cosine`` has no digits left there. The function must work elementwise and leave its
+    arguments as they are, which the backward uses again. What is learned must be a parameter of the
+    link, and nothing that the logit depends on may change between a forward and its backward.
+
+    Example:
+        >>> class Cubic(Link):
+        ...     def logit(self, cosine, gap, rise):
+        ...         return 5 * cosine**3
+        >>> Cubic()(torch.tensor([-1.0, 0.0, 1.0])).tolist()
+        [-5.0, 0.0, 5.0]
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A class with its own logit does not inherit slope and formula, which are those of another one."""
+        super().__init_subclass__(**kwargs)
+        defined_at = {
+            name: next(i for i, one in enumerate(cls.__mro__) if name in vars(one))
+            for name in ("logit", "slope", "formula")
+        }
+        for name in ("slope", "formula"):
+            if defined_at["logit"] < defined_at[name]:
+                setattr(cls, name, vars(Link)[name])
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        """The logit of each pair, of the shape of ``cosine``."""
+        raise NotImplementedError(f"{type(self).__name__} must define logit(cosine, gap, rise)")
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        """d logit / d cosine. The default differentiates :meth:`logit`; a closed form is faster."""
+        with torch.enable_grad():
+            step = torch.zeros_like(cosine, requires_grad=True)
+            logit = self.logit(cosine + step, gap - step, rise + step)
+            if not logit.requires_grad:  # a constant link
+                return torch.zeros_like(cosine)
+            (slope,) = torch.autograd.grad(logit.sum(), step, allow_unused=True)
+        return torch.zeros_like(cosine) if slope is None else slope
+
+    @property
+    def formula(self) -> Formula | None:
+        """The link in closed form, if it has one of those that :class:`Formula` knows.
+
+        Backends are faster with it, and the fused kernels need it; without it they call :meth:`logit`.
+        """
+        return None
+
+    def formula_scale(self) -> float | Tensor:
+        """The scale in :attr:`formula`: a number, or a scalar tensor if it is measured or learned.
+
+        A gradient reaches what is learned through that tensor.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no formula, and so no scale")
+
+    def prepare(self, measure: Measure) -> Link:
+        """The link that one loss uses, forward and backward; called once before each loss.
+
+        Here a link brings what it learns back into its range, and measures what it needs to know of the
+        batch. ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the
+        negatives, over all ranks if they are gathered, and its standard error, infinite for a single anchor;
+        NaN if there are no negatives. In one process ``measure.contrast`` has the embeddings, for links that
+        measure something else. All ranks must call ``measure`` alike.
+        """
+        return self
+
+    @property
+    def measures(self) -> bool:
+        """Whether :meth:`prepare` may call ``measure`` now, which ranks must do together."""
+        return False
+
+    def forward(self, cosine: Tensor) -> Tensor:
+        """The logits of plain cosines, for plots and tests; the losses call :meth:`logit`."""
+        return self.logit(cosine, 1 - cosine, 1 + cosine)
+
+
+def check_number(name: str, value: object, need: str, good: Callable[[float], bool]) -> float:
+    """``value`` as a float; raises, naming the argument, unless it is a finite number and ``good``."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be {need}, got {type(value).__name__}.")
+    number = float(value)
+    if not math.isfinite(number) or not good(number):
+        raise ValueError(f"{name} must be {need}, got {value}.")
+    return number

@@ -1,0 +1,56 @@
+"""The temperature-free link of the paper."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from taufree.links.base import Formula, Link, check_number
+
+
+class LogOdds(Link):
+    r"""The temperature-free link: the log-odds of the cosine.
+
+    .. math:: \ell(c) = g \log\frac{1+c+\delta}{1-c+\delta} = 2 g \operatorname{atanh}\frac{c}{1+\delta}
+
+    Args:
+        gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
+        resolution: delta >= 0, the distance below which two vectors count as the same. It makes the
+            link finite and differentiable at c = 1; it is not a temperature (docs/explanation/numerics.md).
+
+    Example:
+        >>> import torch
+        >>> LogOdds(resolution=0.0)(torch.tensor([0.0, 0.5])).tolist()
+        [0.0, 1.09861...]
+        >>> LogOdds()
+        LogOdds(gain=1.0, resolution=0.0001)
+    """
+
+    gain: float | Tensor
+
+    def __init__(self, gain: float = 1.0, resolution: float = 1e-4) -> None:
+        super().__init__()
+        self.gain = check_number("gain", gain, "a positive number", lambda x: x > 0)
+        self.resolution = check_number("resolution", resolution, "a number of at least 0", lambda x: x >= 0)
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.gain * ((rise + self.resolution).log() - (gap + self.resolution).log())
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.gain * ((rise + self.resolution).reciprocal() + (gap + self.resolution).reciprocal())
+
+    @property
+    def formula(self) -> Formula:
+        return Formula("log-odds", self.resolution)
+
+    def formula_scale(self) -> float | Tensor:
+        return self.gain
+
+    def extra_repr(self) -> str:
+        return f"gain={self.gain}, resolution={self.resolution}"
+
+
+def with_gain(gain: Tensor, resolution: float) -> LogOdds:
+    """LogOdds with its gain in a scalar on the embeddings' device, so that nothing waits for the device."""
+    link = LogOdds()
+    link.gain, link.resolution = gain, resolution
+    return link

@@ -1,0 +1,102 @@
+"""The classical links: a temperature that is given, and one that is learned."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from taufree.dtypes import wide_dtype
+from taufree.links.base import Formula, Link, Measure, check_number
+
+
+class Temperature(Link):
+    r"""The classical link with a fixed temperature, :math:`\ell(c) = c / \tau`.
+
+    Example:
+        >>> Temperature(0.5)(torch.tensor([1.0])).item()
+        2.0
+    """
+
+    def __init__(self, tau: float) -> None:
+        super().__init__()
+        self.tau = check_number("tau", tau, "a positive number", lambda x: x > 0)
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return cosine / self.tau
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return cosine.new_ones(()).div_(self.tau).expand_as(cosine)
+
+    @property
+    def formula(self) -> Formula:
+        return Formula("linear")
+
+    def formula_scale(self) -> float | Tensor:
+        return 1 / self.tau
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau}"
+
+
+class LearnableTemperature(Link):
+    r"""CLIP's link, :math:`\ell(c) = e^t c` with a learned :math:`t`.
+
+    Give the link's parameters to the optimizer, as those of any module. Before each loss the
+    parameter is brought back to at most ``log(max_scale)``, as CLIP does after each step: unlike a
+    cap inside the formula this leaves a gradient that can lower the scale again.
+
+    Args:
+        init: the temperature to start from; ``log_scale`` starts at ``log(1 / init)``.
+        max_scale: the largest ``exp(log_scale)``.
+
+    Example:
+        >>> link = LearnableTemperature()
+        >>> round(link.tau, 4), link.log_scale.requires_grad
+        (0.07, True)
+    """
+
+    def __init__(self, init: float = 0.07, max_scale: float = 100.0) -> None:
+        super().__init__()
+        init = check_number("init", init, "a positive number", lambda x: x > 0)
+        self.max_scale = check_number(
+            "max_scale",
+            max_scale,
+            f"a number of at least 1/init = {1 / init:g}",
+            lambda x: x * init >= 1 - 1e-9,
+        )
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / init)))
+
+    @property
+    def tau(self) -> float:
+        """The temperature the link has now."""
+        return 1 / min(math.exp(self.log_scale.item()), self.max_scale)
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return cosine * self.formula_scale().to(cosine)
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.formula_scale().to(cosine).expand_as(cosine)
+
+    @property
+    def formula(self) -> Formula:
+        return Formula("linear")
+
+    def formula_scale(self) -> Tensor:
+        # A copy, since the next prepare() may clamp the parameter before the backward of this loss.
+        t = self.log_scale.to(wide_dtype(self.log_scale.device), copy=True)
+        return (t - (t - math.log(self.max_scale)).clamp(min=0).detach()).exp()
+
+    def prepare(self, measure: Measure) -> Link:
+        try:
+            with torch.no_grad():
+                self.log_scale.clamp_(max=math.log(self.max_scale))
+        except RuntimeError as error:
+            # torch.func forbids changing a tensor that it was not given; formula_scale() caps it anyway.
+            if "captured Tensor" not in str(error):
+                raise
+        return self
+
+    def extra_repr(self) -> str:
+        return f"max_scale={self.max_scale}"
