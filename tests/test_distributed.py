@@ -111,7 +111,10 @@ def test_no_rank_holds_more_of_the_matrix_than_tiles(world):
         ("dtype", ("query [N, 5] float32", "query [N, 5] float64")),
         ("reduction", ("'mean'", "'sum'")),
         ("link", ("tau=0.2", "tau=0.3")),
-        ("mode", ("CalibratedLogOdds(resolution=0.0001) that measures", " at rest")),
+        (
+            "mode",
+            ("CalibratedLogOdds(resolution=0.0001) that measures", "CalibratedLogOdds(resolution=0.0001) (N"),
+        ),
         ("ids", ("no ids", "with ids")),
         ("negative_keys", ("negative_keys [M, 5] float32",)),
     ],

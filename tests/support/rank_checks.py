@@ -173,7 +173,7 @@ def largest(world):
     for way in WAYS:
         a, b = (torch.randn(32, 2, requires_grad=True) for _ in range(2))
         # Tiles of 4 x 4, as elsewhere, would be 1024 on each of four ranks, over half of what they compute.
-        with forced(way), patch.object(blockwise, "TILE", 16), Largest() as seen:
+        with forced(way), patch.object(blockwise, "TILE_SIZE", 16), Largest() as seen:
             taufree.info_nce(a, b, symmetric=True, gather_distributed=True, backend="blockwise").backward()
             taufree.nt_xent(a, b, gather_distributed=True, backend="blockwise").backward()
         found[way] = seen.numel

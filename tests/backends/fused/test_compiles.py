@@ -19,6 +19,7 @@ from taufree.backends import fused as backend  # noqa: E402
 from taufree.backends.fused import row_passes as rows  # noqa: E402
 from taufree.backends.fused import tile_passes as launch  # noqa: E402
 from taufree.backends.fused.arguments import ODDS, KernelLink  # noqa: E402
+from taufree.backends.sharded import fused as shards  # noqa: E402
 from taufree.contrast import Contrast, Shard  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -107,16 +108,16 @@ def test_every_launch_over_ranks_compiles(case, link, compiled):
     a, b = (torch.randn(40, 72).bfloat16().requires_grad_() for _ in range(2))
     contrast = CASES[case](a, b)
     groups = None if contrast.labels is None else torch.arange(24)
-    shard = Shard(torch.randn(24, 72).bfloat16(), groups, looks_back=True)
-    make, inputs = backend.engine(contrast, LINKS[link])
+    shard = Shard(torch.randn(24, 72).bfloat16(), groups, are_anchors=True)
+    make, inputs = shards.engine_of(contrast, LINKS[link])
     engine = make([None if x is None else x.detach() for x in inputs], [True, True, False, False, True])
     engine.add_own()
     own = set(compiled)
     engine.add(shard)
     engine.losses()
-    known = engine.weigh(torch.ones(contrast.n))
-    engine.pull_own()
-    engine.pull(shard, known[:24], wanted=contrast.keys is not None)
+    known = engine.begin_gradient(torch.ones(contrast.n))
+    engine.add_own_gradients()
+    engine.add_gradients(shard, known[:24], wanted=contrast.keys is not None)
     assert {"tile_sums", "tile_coefficients"} <= {key[0] for key in set(compiled) - own}
     assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
 
@@ -159,7 +160,7 @@ def test_on_amd_auto_does_not_choose_them(monkeypatch):
 def test_a_rank_without_shared_negatives_keeps_the_digits_of_the_others():
     """float32 rows of another rank would be rounded to the bfloat16 of all that this one has."""
     a = torch.randn(4, 8).bfloat16()
-    make, inputs = backend.engine(Contrast(a, a, in_batch=False, queue=torch.empty(0, 8)), LogOdds())
+    make, inputs = shards.engine_of(Contrast(a, a, in_batch=False, queue=torch.empty(0, 8)), LogOdds())
     engine = make(inputs, [False] * 5)
     assert engine.mode.split
     assert engine.queue is None
