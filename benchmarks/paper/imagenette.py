@@ -28,7 +28,7 @@ from taufree.experiments.evaluation.pair_statistics import BINS
 from taufree.experiments.images.augment import Parameters
 from taufree.experiments.images.decoded import from_arrays
 from taufree.experiments.images.imagenette import Imagenette
-from taufree.experiments.images.simclr import ImageSettings
+from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.link_names import describe, parse_links
 from taufree.experiments.report.statistics import best_temperature, difference, free_against_best, spreads
 from taufree.experiments.training.run import Run
@@ -50,7 +50,7 @@ HEAD = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "s
 
 def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
     """Do the runs that the results lack, as long as the time allows."""
-    settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size, together=not chosen.apart)
+    settings = SimCLRSettings(epochs=chosen.epochs, batch_size=chosen.batch_size, together=not chosen.apart)
     runs = [
         Run("imagenette", link, seed, settings, precision, device, chosen.data)
         for seed in range(chosen.seeds)
@@ -65,7 +65,7 @@ def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
 
 def kind(settings: dict) -> tuple[int, str]:
     """The epochs, and what else is not as in most runs."""
-    batch = f", batch {settings['batch_size']}" * (settings["batch_size"] != ImageSettings.batch_size)
+    batch = f", batch {settings['batch_size']}" * (settings["batch_size"] != SimCLRSettings.batch_size)
     apart = ", views apart" * (not settings["together"])
     return settings["epochs"], batch + apart + ", float32" * (settings["precision"] == "32-true")
 
@@ -155,7 +155,7 @@ class Noise(Imagenette):
 
 def speed(chosen: argparse.Namespace, device: str, precision: str) -> None:
     """Images per second (each view counts) of the views alone, of the network alone, and of whole steps."""
-    settings = ImageSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
+    settings = SimCLRSettings(epochs=chosen.epochs, batch_size=chosen.batch_size)
     recipe = (Imagenette if chosen.data else Noise)(settings)
     recipe.load(chosen.data)
     training = Training(Run("imagenette", "free", 0, settings, precision, device, chosen.data), recipe)
@@ -194,8 +194,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that holds imagenette2-160")
     parser.add_argument("--links", default="free,0.1,0.25,0.5,1")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=ImageSettings.epochs)
-    parser.add_argument("--batch-size", type=int, default=ImageSettings.batch_size)
+    parser.add_argument("--epochs", type=int, default=SimCLRSettings.epochs)
+    parser.add_argument("--batch-size", type=int, default=SimCLRSettings.batch_size)
     parser.add_argument("--apart", action="store_true", help="one view after the other, as LightlySSL")
     parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
@@ -212,7 +212,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.table:
         device = choose_device(chosen.device, chosen.precision or "32-true")
-        precision = chosen.precision or (Imagenette.gpu_precision if device == "cuda" else "32-true")
+        precision = chosen.precision or (Imagenette.acceleration.precision if device == "cuda" else "32-true")
     if chosen.speed:
         speed(chosen, device, precision)
         return

@@ -32,10 +32,10 @@ from benchmarks.support.lines import complete, head, read, row, stopping
 from benchmarks.support.paths import RESULTS, ROOT
 from taufree.experiments.language.mabel import TERMS, Mabel, MabelSettings
 from taufree.experiments.language.pretrain import RECORD, PretrainSettings, pretrain
-from taufree.experiments.language.sentences import Encoder, Sentences, SentencesSettings
+from taufree.experiments.language.sentences import SentenceEncoder, Sentences, SentencesSettings
 from taufree.experiments.link_names import describe
-from taufree.experiments.recipe import Settings
 from taufree.experiments.report.statistics import difference
+from taufree.experiments.settings import Settings
 from taufree.experiments.training.run import Run
 from taufree.util.files import atomic_write
 from taufree.util.json_lines import append_json
@@ -103,7 +103,7 @@ def base_line(chosen: argparse.Namespace, model: str, device: str) -> dict:
     found = mabel.evaluate(mabel.model().to(device).eval())
     sentences = Sentences(SentencesSettings(model=model, batch_size=2, subset=chosen.subset))
     sentences.load(chosen.data)
-    encoder = Encoder(sentences.language_model().base_model).to(device).eval()
+    encoder = SentenceEncoder(sentences.language_model().base_model).to(device).eval()
     encoder.register_forward_pre_hook(lambda _, inputs: tuple(x.to(device) for x in inputs))
     record = Path(model) / RECORD
     return {
@@ -144,7 +144,7 @@ def marked(line: dict) -> dict:
 def run(chosen: argparse.Namespace) -> None:
     """Do what the results lack."""
     device = choose_device(chosen.device, chosen.precision or "32-true")
-    precision = chosen.precision or (Mabel.gpu_precision if device == "cuda" else "32-true")
+    precision = chosen.precision or (Mabel.acceleration.precision if device == "cuda" else "32-true")
     model = adapt(chosen, device, precision)
     bases = [line for line in read(chosen.results) if line["kind"] == "base" and line["model"] == model]
     if any(line["weights"] != fingerprint(model) for line in bases):

@@ -229,7 +229,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if not chosen.table:
         device = choose_device(chosen.device, chosen.precision or "32-true")
-        precision = chosen.precision or (MSC.gpu_precision if device == "cuda" else "32-true")
+        precision = chosen.precision or (MSC.acceleration.precision if device == "cuda" else "32-true")
         settings = MSCSettings(
             epochs=chosen.epochs,
             batch_size=chosen.batch_size,

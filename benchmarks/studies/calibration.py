@@ -29,12 +29,14 @@ from benchmarks.studies.calibration_cost import cost
 from benchmarks.studies.calibration_figures import overview, sizes
 from benchmarks.support.lines import EVERY, complete, head, read, row, say_failed, stopping, thinned
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
+from taufree.experiments.acceleration import acceleration_of
 from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.graphs.citeseer import CiteSeerSettings
-from taufree.experiments.images.simclr import ImageSettings
+from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.link_names import describe, in_order
-from taufree.experiments.recipe import Settings, find_recipe
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.statistics import best_temperature, difference, spreads
+from taufree.experiments.settings import Settings
 from taufree.experiments.sweep.results import line_key
 from taufree.experiments.training.run import Run, run_key
 from taufree.experiments.training.trainer import Training
@@ -67,7 +69,7 @@ class Task:
 
 
 def imagenette(links: tuple[str, ...] = FEW, seeds: int = 1, **changes: int) -> Task:
-    return Task("imagenette", ImageSettings(epochs=100, knn_every=EVERY, **changes), "knn", links, seeds)
+    return Task("imagenette", SimCLRSettings(epochs=100, knn_every=EVERY, **changes), "knn", links, seeds)
 
 
 LONG = DigitsSettings(epochs=600)  # ten times as many
@@ -124,7 +126,7 @@ def small(line: dict) -> dict:
 def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
     task = TASKS[name]
     device = choose_device(chosen.device, "32-true")
-    precision = find_recipe(task.recipe).gpu_precision if device == "cuda" else "32-true"
+    precision = acceleration_of(find_recipe(task.recipe)).precision if device == "cuda" else "32-true"
     return [
         Run(task.recipe, link, seed, task.settings, precision, device, chosen.data)
         for seed in range(min(task.seeds, chosen.seeds or task.seeds))

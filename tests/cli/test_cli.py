@@ -33,7 +33,7 @@ def test_version_and_help():
     assert invoke("--version").output == f"taufree {taufree.__version__}\n"
     page = invoke("--help")
     assert page.exit_code == 0
-    assert all(command in page.output for command in ("run", "figures", "diagnose", "bench"))
+    assert all(command in page.output for command in ("run", "recipes", "figures", "diagnose", "bench"))
     assert "..." not in page.output.replace("[ARGS]...", "")  # no description is cut off
 
 
@@ -44,6 +44,7 @@ def test_help_teaches():
         "--seeds",
         "--epochs",
         "--batch-size",
+        "--set NAME=VALUE",
         "--device",
         "--precision",
         "--data",
@@ -63,14 +64,23 @@ def test_help_teaches():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "cifar"], "recipe must be one of cifar10, citeseer, "),
+        (["run", "cifar"], "no recipe 'cifar': there are cifar10, citeseer, "),
+        (["run", "absent/mine.py"], "No such file: absent/mine.py."),
         (["run", "--preset", "slow"], "preset must be one of full, quick, got 'slow'."),
-        (["run", "--mask", "pygcl"], "mask is not a setting of the recipe digits."),
+        (
+            ["run", "--set", "mask=pygcl"],
+            "the recipe digits has no setting mask; it has epochs, batch_size, ",
+        ),
+        (["run", "citeseer", "--batch-size", "9"], "the recipe citeseer has no setting batch_size; it has "),
+        (["run", "--set", "noise=loud"], "noise must be a number of at least 0, got 'loud'."),
+        (["run", "--set", "noise"], "--set must be NAME=VALUE, got 'noise'."),
+        (["run", "--set", "epochs=2", "--epochs", "2"], "epochs is given twice."),
+        (["recipes", "cifar"], "no recipe 'cifar'"),
         (["run", "--links", "free,warm"], "got 'warm'."),
         (["run", "--links", "0"], "got '0'."),
         (["run", "--links", "absent:Link"], "gave ModuleNotFoundError: No module named 'absent'."),
-        (["run", "--epochs", "0"], "epochs must be at least 1, got 0."),
-        (["run", "--batch-size", "1"], "batch_size must be at least 2, got 1."),
+        (["run", "--epochs", "0"], "epochs must be an integer of at least 1, got 0."),
+        (["run", "--batch-size", "1"], "batch_size must be an integer of at least 2, got 1."),
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["run", "--precision", ""], "precision must be one of "),

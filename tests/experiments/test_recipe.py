@@ -1,52 +1,59 @@
-"""The registry of recipes, and the settings all recipes share."""
+"""The contract of recipes: what each says of itself, and its settings with a preset and the user's wishes."""
+
+import inspect
 
 import pytest
 
-from taufree.experiments import recipes
-from taufree.experiments.recipe import BatchSettings, Recipe, choose_settings, find_recipe, recipe_names
+from taufree.experiments.acceleration import Accelerated
+from taufree.experiments.digits import Digits
+from taufree.experiments.recipe import Recipe, choose_settings
+from taufree.experiments.registry import find_recipe, recipe_names
+from taufree.experiments.settings import list_settings
 
 
-def test_digits_is_found_by_its_name():
-    found = find_recipe("digits")
-    assert issubclass(found, Recipe)
-    assert found.name == "digits"
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_says_what_it_is(name):
+    recipe = find_recipe(name)
+    assert recipe.name == name
+    assert recipe.title
+    assert {"full", "quick"} <= recipe.presets.keys()
+    assert recipe.data_source.endswith(".")
+    assert recipe.example == "" or recipe.example.startswith(f"taufree run {name} ")
+    assert all(setting.sentence.endswith(".") for setting in list_settings(recipe.settings_type))
+    for preset in recipe.presets:
+        choose_settings(recipe, preset)
 
 
-def test_listing_imports_nothing(tmp_path, monkeypatch):
-    (tmp_path / "heavy.py").write_text("raise RuntimeError('imported')\n")
-    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
-    assert {"digits", "heavy"} <= set(recipe_names())
-    assert find_recipe("digits").name == "digits"
-    with pytest.raises(RuntimeError, match="imported"):
-        find_recipe("heavy")
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"recipe must be one of .*digits.*, got 'cifar'\."):
-        find_recipe("cifar")
-
-
-@pytest.mark.parametrize(("name", "value"), [("epochs", 0), ("batch_size", 1)])
-def test_settings_that_make_no_sense_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be at least .*, got {value}"):
-        BatchSettings(**{name: value})
+def test_the_one_to_copy_needs_the_eight_methods_and_no_acceleration():
+    assert not issubclass(Digits, Accelerated)
+    methods = {name for name, _ in inspect.getmembers(Recipe, inspect.isfunction) if name != "__init__"}
+    defined = {name for name in vars(Digits) if name in methods}
+    assert defined == {"load", "model", "optimizer", "scheduler", "batches", "step", "evaluate"}  # and loss
 
 
 def test_a_preset_yields_to_what_is_given():
-    digits = find_recipe("digits")
-    settings, seeds = choose_settings(digits, "quick", {"epochs": None, "batch_size": None})
+    settings, seeds = choose_settings(Digits, "quick", {"epochs": None, "batch_size": None})
     assert (settings.epochs, settings.batch_size, seeds) == (5, 256, 2)
-    settings, seeds = choose_settings(digits, "full", {"epochs": 7, "batch_size": 32})
-    assert (settings.epochs, settings.batch_size, seeds) == (7, 32, 3)
+    settings, seeds = choose_settings(Digits, "full", {"epochs": 7}, ["batch_size=32", " noise = 0 "])
+    assert (settings.epochs, settings.batch_size, settings.noise, seeds) == (7, 32, 0.0, 3)
 
 
 @pytest.mark.parametrize(
-    ("preset", "given", "sentence"),
+    ("preset", "given", "texts", "sentence"),
     [
-        ("slow", {}, "preset must be one of full, quick, got 'slow'."),
-        ("full", {"mask": "pygcl"}, "mask is not a setting of the recipe digits."),
+        ("slow", {}, [], "preset must be one of full, quick, got 'slow'."),
+        (
+            "full",
+            {"mask": "pygcl"},
+            [],
+            "the recipe digits has no setting mask; it has epochs, .*, neighbours.",
+        ),
+        ("full", {}, ["mask=pygcl"], "the recipe digits has no setting mask; it has epochs, .*, neighbours."),
+        ("full", {}, ["noise"], "--set must be NAME=VALUE, got 'noise'."),
+        ("full", {}, ["noise=1", "noise=2"], "noise is given twice."),
+        ("full", {"epochs": 3}, ["epochs=3"], "epochs is given twice."),
     ],
 )
-def test_what_a_recipe_does_not_have_is_refused(preset, given, sentence):
+def test_what_a_recipe_does_not_have_is_refused(preset, given, texts, sentence):
     with pytest.raises(ValueError, match=sentence):
-        choose_settings(find_recipe("digits"), preset, given)
+        choose_settings(Digits, preset, given, texts)

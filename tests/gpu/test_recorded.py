@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from taufree.experiments.images.msc import MSCSettings
-from taufree.experiments.images.simclr import ImageSettings
-from taufree.experiments.recipe import find_recipe
+from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.recommendation.dcrec import DCRecSettings
 from taufree.experiments.recommendation.network import DCRec
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.recorded import WARM_UP, Replayed
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.trainer import Training, seed_everything
+from taufree.experiments.training.seeds import seed_everything
+from taufree.experiments.training.trainer import Training
 from tests.support.cifar import write_cifar
 from tests.support.devices import require_gpu
 from tests.support.photographs import write_folder
@@ -72,7 +73,7 @@ def runs(tmp_path, monkeypatch, shop):
     """A short run of each recipe that records its steps."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     small = {"batch_size": 8, "crop": 32}
-    images = ImageSettings(epochs=6, neighbours=5, **small)
+    images = SimCLRSettings(epochs=6, neighbours=5, **small)
     msc = MSCSettings(epochs=4, backbone="resnet18", weights="random", learning_rate=0.01, **small)
     dcrec = DCRecSettings(dataset=str(shop), epochs=4, batch_size=64, dropout=0.0)
     (tmp_path / "cifar").mkdir()
@@ -93,8 +94,10 @@ def begun(run):
 def test_a_recipe_with_recorded_steps_is_the_plain_one(runs, name, tolerance, monkeypatch):
     recipe = find_recipe(name)
     replayed = begun(runs[name])
-    settle = recipe.settle
-    monkeypatch.setattr(recipe, "settle", lambda *given: settle(*given) and False)
+    accelerate = recipe.accelerate
+    monkeypatch.setattr(
+        recipe, "accelerate", lambda *given: replace(accelerate(*given), recorded_steps=False)
+    )
     monkeypatch.setattr(DCRec, "compile_reading", lambda model: None)
     plain = begun(runs[name])
     for _ in range(runs[name].settings.epochs):

@@ -28,6 +28,7 @@ def build() -> typer.Typer:
     from taufree.cli.diagnose import diagnose
     from taufree.cli.figures import figures
     from taufree.cli.pretrain_mlm import pretrain_mlm
+    from taufree.cli.recipes import recipes
     from taufree.cli.run import run
     from taufree.cli.sequences import sequences
     from taufree.cli.version import options
@@ -41,7 +42,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for command in (run, sequences, figures, diagnose, bench, bias, pretrain_mlm):
+    for command in (run, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

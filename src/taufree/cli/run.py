@@ -21,8 +21,7 @@ def run(
     recipe: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE",
-            help="digits, citeseer, imagenette, cifar10, images, msc, dcrec, mabel or sentences.",
+            metavar="RECIPE", help="One that taufree recipes lists, or a file of your own: mine.py, or mine."
         ),
     ] = "digits",
     links: Annotated[
@@ -38,61 +37,19 @@ def run(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the preset's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
-    mask: Annotated[
-        str | None,
+    settings: Annotated[
+        list[str] | None,
         typer.Option(
-            help="citeseer: nt-xent, or pygcl, which counts an anchor among its own candidates.  "
-            "[default: nt-xent]"
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the recipe, as taufree recipes RECIPE lists them; may be repeated.",
         ),
-    ] = None,
-    normal: Annotated[str | None, typer.Option(help="msc: the normal class.  [default: airplane]")] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="msc: one-normal, or one-anomalous, where --normal names the one that is not; dcrec: "
-            "validation, or public, which chooses the epoch by the test items.  [default: the first]"
-        ),
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(help="msc: resnet152, resnet50, resnet18 or resnet50-v1.  [default: resnet152]"),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="msc: imagenet (downloaded), random, or a file: safetensors or a state dict.  "
-            "[default: imagenet]"
-        ),
-    ] = None,
-    angular: Annotated[bool | None, typer.Option("--angular", help="msc: with the angular term.")] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="dcrec: beauty, reddit, or a folder made by taufree sequences.  [default: beauty]"),
-    ] = None,
-    ids: Annotated[
-        bool | None,
-        typer.Option(
-            help="dcrec: no negatives with the same last item, or, as in the public code, with.  "
-            "[default: ids]"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="mabel, sentences: a masked language model, a name on the hub or a folder.  "
-            "[default: bert-base-uncased]"
-        ),
-    ] = None,
-    alignment: Annotated[
-        str | None,
-        typer.Option(help="mabel: the alignment term's link: same, free or a temperature.  [default: same]"),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[
         str | None,
         typer.Option(
-            help="32-true, bf16-mixed, 16-mixed, 64-true, ...  [default: 32-true; on CUDA bf16-mixed for "
-            "images and language]"
+            help="32-true, bf16-mixed, 16-mixed, 64-true, ...  [default: 32-true; on CUDA the recipe's]"
         ),
     ] = None,
     data: Annotated[
@@ -100,9 +57,7 @@ def run(
         typer.Option(
             parser=path,
             envvar="TAUFREE_DATA",
-            help="Folder of the recipe's data: planetoid/CiteSeer/raw, imagenette2-160 or cifar10.npz in it, "
-            "downloaded if not given; dcrec; snli, bias and stsb for mabel and sentences. For images and msc "
-            "the folder itself: train/CLASS and val/CLASS (or test/CLASS), or CLASS.",
+            help="Folder of the recipe's data; taufree recipes RECIPE says what it holds.",
         ),
     ] = None,
     out: Annotated[
@@ -122,41 +77,39 @@ def run(
     Examples:
       taufree run                                    all links on digits, about two minutes
       taufree run digits --links free,0.07,0.2 --seeds 5
-      taufree run digits --epochs 200 --jobs 2 --out runs/long
+      taufree run digits --epochs 200 --set noise=0.1 --jobs 2 --out runs/long
       taufree run digits --links free,mine:Cubic     a link of your own: the class Cubic in mine.py
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
       taufree run imagenette --preset quick          images; on a GPU without the preset
       taufree run images --data FOLDER --links free,0.5
-      taufree run msc --data FOLDER --normal CLASS   anomaly detection: a score for each test image
-      taufree run dcrec --preset quick --dataset beauty --data FOLDER
-      taufree run mabel --data FOLDER --model bert-base-uncased
+      taufree run msc --data FOLDER --set normal=CLASS   anomaly detection: a score for each test image
+      taufree run dcrec --preset quick --data FOLDER --set dataset=beauty
+      taufree run mine --set width=64                a recipe of your own: the file mine.py
       torchrun --nproc-per-node 8 --no-python taufree run imagenette
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
     require("lightning", "taufree[cli]")  # only the workers import it; say here that it is missing
+    from taufree.experiments.acceleration import acceleration_of
     from taufree.experiments.link_names import parse_links
-    from taufree.experiments.recipe import choose_settings, find_recipe
+    from taufree.experiments.recipe import choose_settings
+    from taufree.experiments.registry import find_recipe
     from taufree.experiments.sweep.driver import sweep
     from taufree.experiments.training import ranks
     from taufree.experiments.training.run import Run
     from taufree.util.errors import BadInputError
     from taufree.util.machine import choose_device
 
-    out = out or Path("runs") / recipe
     console = Console(stderr=True, quiet=ranks.rank() > 0)
     sys.path.append(str(Path.cwd()))  # for links of one's own; last, so that it hides nothing installed
     try:
         names = parse_links(links)
-        given = {"epochs": epochs, "batch_size": batch_size, "mask": mask, "normal": normal}
-        given |= {"protocol": protocol, "backbone": backbone, "weights": weights, "angular": angular}
-        given |= {"dataset": dataset, "ids": ids}
-        given |= {"model": model, "alignment": alignment}
         chosen = find_recipe(recipe)
-        settings, usual = choose_settings(chosen, preset, given)
+        given = {"epochs": epochs, "batch_size": batch_size}
+        wanted, usual = choose_settings(chosen, preset, given, settings or ())
         device = choose_device(device, "32-true" if precision is None else precision)
-        precision = precision or (chosen.gpu_precision if device == "cuda" else "32-true")
-        ranks.check(chosen, settings, device, jobs)
+        precision = precision or (acceleration_of(chosen).precision if device == "cuda" else "32-true")
+        ranks.check(chosen, wanted, device, jobs)
     except ValueError as error:
         ranks.wait_for_first()
         refuse(error)
@@ -164,8 +117,9 @@ def run(
     from taufree.experiments.report.page import write_report
     from taufree.experiments.report.statistics import free_against_best
 
+    out = out or Path("runs") / chosen.name
     runs = [
-        Run(recipe, link, seed, settings, precision, device, data)
+        Run(chosen.name, link, seed, wanted, precision, device, data)
         for seed in range(seeds or usual)
         for link in names
     ]

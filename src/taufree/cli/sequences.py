@@ -33,7 +33,7 @@ def sequences(
     \b
     Examples:
       taufree sequences ml-20m/ratings.csv --out data/ml-20m
-      taufree run dcrec --dataset data/ml-20m
+      taufree run dcrec --set dataset=data/ml-20m
     """
     from taufree.experiments.recommendation.logs import build_sequences
 

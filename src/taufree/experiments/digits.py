@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from sklearn.datasets import load_digits
@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from taufree import Link
 from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy
 from taufree.experiments.evaluation.pair_statistics import observe_views
-from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
+from taufree.experiments.recipe import Preset, Recipe, Step
+from taufree.experiments.settings import BatchSettings, Bounds
 
 
 @dataclass(frozen=True)
@@ -34,27 +35,20 @@ class DigitsSettings(BatchSettings):
     the linear accuracy of these four differed by more than their seeds did (the kNN accuracy less clearly),
     in the time that a first look may take. They were compared on the held-out digits themselves, so the
     accuracies are a little flattered, those of the four if any more than the others.
-
-    Attributes:
-        rotation: a view is turned by up to this many degrees either way,
-        scaling: stretched by up to this share along each axis,
-        shift: moved by up to this share of half the image,
-        noise: and gets Gaussian noise of this standard deviation; ink is 1, paper 0.
-        neighbours: how many neighbours vote in the kNN accuracy.
     """
 
     epochs: int = 60
     batch_size: int = 256
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-4
-    rotation: float = 20.0
-    scaling: float = 0.2
-    shift: float = 0.2
-    noise: float = 0.2
-    neighbours: int = 20
+    learning_rate: Annotated[float, "The highest learning rate of AdamW."] = 2e-3
+    weight_decay: Annotated[float, "The weight decay of AdamW."] = 1e-4
+    rotation: Annotated[float, "A view is rotated by up to this many degrees either way."] = 20.0
+    scaling: Annotated[float, "A view is stretched by up to this share along each axis."] = 0.2
+    shift: Annotated[float, "A view is moved by up to this share of half the image."] = 0.2
+    noise: Annotated[float, "The standard deviation of a view's noise; ink is 1, paper 0."] = 0.2
+    neighbours: Annotated[int, "How many neighbours vote in the kNN accuracy.", Bounds(1)] = 20
 
 
-class Encoder(nn.Module):
+class DigitsEncoder(nn.Module):
     """8 x 8 digits to 16 features, and those to the 32 numbers that the loss compares."""
 
     def __init__(self, width: int = 256) -> None:
@@ -80,6 +74,8 @@ class Encoder(nn.Module):
 class Digits(Recipe):
     name = "digits"
     title = "SimCLR on scikit-learn's 8 x 8 handwritten digits"
+    data_source = "scikit-learn brings them; nothing is downloaded, and no --data is needed."
+    example = "taufree run digits --links free,0.07,0.2 --seeds 5 --set noise=0.1"
     settings_type = DigitsSettings
     metrics: ClassVar = {
         "knn": "% of 500 held-out digits that their 20 nearest training digits vote for rightly",
@@ -87,7 +83,7 @@ class Digits(Recipe):
     }
 
     presets: ClassVar = {"full": Preset(seeds=3), "quick": Preset(seeds=2, settings={"epochs": 5})}
-    shared = True
+    independent_rows = True
 
     settings: DigitsSettings
 
@@ -104,7 +100,7 @@ class Digits(Recipe):
             )
 
     def model(self) -> nn.Module:
-        return Encoder()
+        return DigitsEncoder()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         chosen = self.settings
@@ -147,6 +143,3 @@ class Digits(Recipe):
         grid = affine_grid(torch.stack(rows, dim=1), list(images.shape), align_corners=False)
         moved = grid_sample(images, grid, align_corners=False)
         return moved + chosen.noise * torch.randn(moved.shape, generator=generator)
-
-
-RECIPE = Digits

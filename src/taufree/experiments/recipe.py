@@ -1,20 +1,15 @@
-"""What a recipe is: data, views, encoder, training step and evaluation, in one file.
+"""What a recipe is: the data, the model, the training step and the evaluation of one experiment.
 
-A recipe knows nothing of seeds, sweeps, devices, precision, checkpoints or tables; those belong to the
-runner. It draws nothing random but from the generator it is given, so that every link of a seed sees the
-same weights, batches and views.
-
-To add one, write a module ``recipes/<name>.py`` with a subclass of :class:`Recipe` and, at its end,
-``RECIPE = <that class>``. The module is imported when the recipe is asked for, not before, so a recipe may
-import whatever it needs.
+:mod:`taufree.experiments.digits` is the one to copy. A recipe is one file, found by its name, see
+:mod:`taufree.experiments.registry`. How to make one faster on a GPU is apart from this, in
+:mod:`taufree.experiments.acceleration`.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,33 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from taufree import Link, nt_xent
 from taufree.experiments.evaluation.pair_statistics import Observation
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What every recipe lets its user choose; a recipe adds its own fields with their defaults."""
-
-    epochs: int = 100
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
-
-    def recorded(self) -> dict[str, Any]:
-        """The settings as they stand in the results; runs with others are other runs."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class BatchSettings(Settings):
-    """The settings of a recipe that trains on one part of its data at a time."""
-
-    batch_size: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size < 2:
-            raise ValueError(f"batch_size must be at least 2, got {self.batch_size}.")
+from taufree.experiments.settings import Settings, list_settings
 
 
 @dataclass(frozen=True)
@@ -71,9 +40,17 @@ class Step:
 
 
 class Recipe(ABC):
-    """One experiment, for any link. The methods are called in the order in which they stand here."""
+    """One experiment, for any link: eight methods, of which :meth:`scheduler` and :meth:`loss` have defaults.
+
+    They stand here in the order in which they are called, and below them what only some experiments need.
+    Seeds, devices, precision, checkpoints and results are the trainer's: it moves to the device each batch
+    and whatever the model is called with. Random numbers come from the generator that :meth:`batches` is
+    given, or from PyTorch's global one, which is seeded by seed and epoch; so all links of a seed get the
+    same weights, batches and views.
+    """
 
     name: ClassVar[str]
+    """As in ``taufree run NAME``; that of the file, where the recipe is a user's own."""
     title: ClassVar[str]
     """What is trained on what, in a few words, for the head of the report."""
     task: ClassVar[str] = (
@@ -81,40 +58,30 @@ class Recipe(ABC):
         "pair) should get similar vectors, copies of different examples (negative pairs) should not."
     )
     """What the network learns and what its pairs are, for a reader of the report who is new to it."""
+    data_source: ClassVar[str] = "Nothing to download."
+    """Where the data come from, and what the folder ``--data`` holds."""
+    example: ClassVar[str] = ""
+    """A command that shows more than ``taufree run NAME --preset quick``."""
     settings_type: ClassVar[type[Settings]] = Settings
     metrics: ClassVar[dict[str, str]]
-    """Each metric of :meth:`evaluate` and :meth:`follow` and how it is measured, in one sentence; higher is
-    better."""
-    presets: ClassVar[Mapping[str, Preset]]
+    """The figures that are reported, of :meth:`evaluate` and :meth:`follow`, and how each is measured, in one
+    sentence; higher is better. ``best_<figure>`` is the highest one that was followed."""
+    presets: ClassVar[Mapping[str, Preset]] = {
+        "full": Preset(seeds=3),
+        "quick": Preset(seeds=1, settings={"epochs": 1}),
+    }
     """At least "full", the recipe as it is meant, and "quick", a look at it in a minute."""
-    static: ClassVar[bool] = False
-    """Whether all batches are tuples of tensors of the same shapes, and steps differ in nothing else but the
-    learning rate: a GPU then replays one recorded step, see :class:`.training.recorded.Replayed`.
-    With a schedule the optimizer must take its learning rate from the device, as fused ones do."""
-    stops_early: ClassVar[bool] = False
-    """Whether :meth:`enough` may end the training, so that any epoch may be the last."""
-    shared: ClassVar[bool] = False
-    """Whether several ranks may share a batch by its rows, see :func:`.training.ranks.own_rows`.
-    The loss must then gather, and nothing else but batch norms may look at more than a row."""
-    gpu_precision: ClassVar[str] = "32-true"
-    """The precision on a CUDA device, if the user names none."""
-    tf32: ClassVar[bool] = False
-    """Whether a CUDA device may round the factors of the network's float32 matrix products to TF32, which is
-    many times faster. The losses of this package never do."""
-
-    @classmethod
-    def own_data(cls, data: Path) -> bool:
-        """Whether a folder holds data of the user's own: runs on another folder are then other runs."""
-        return False
+    independent_rows: ClassVar[bool] = False
+    """Whether a batch is a tuple of tensors with a row for each example (k rows for k views), and no row has
+    a part in another's but by :meth:`loss` and batch norms. Such a batch can be split over processes."""
+    select_by: ClassVar[str | None] = None
+    """The figure of :meth:`follow` that chooses the epoch: the weights with the highest one are evaluated.
+    None: those of the last epoch are."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.notes: list[str] = []
         """Sentences for the user about the data, such as what was left out of them."""
-
-    def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
-        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent over all ranks."""
-        return nt_xent(view_a, view_b, link=link, gather_distributed=True)
 
     @abstractmethod
     def load(self, data: Path | None) -> None:
@@ -125,59 +92,55 @@ class Recipe(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model, on the CPU. Its ``forward`` gives all that the steps and the evaluation need."""
+        """A fresh model. Its ``forward`` gives all that the steps and the evaluation need."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """An optimizer of the model's parameters; the runner adds those of the link."""
+        """An optimizer of the model's parameters; the trainer adds those of the link."""
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         """The learning rate's schedule, moved on after every training step; None keeps it constant."""
         return None
 
-    def settle(self, model: nn.Module, device: torch.device) -> bool:
-        """Make ready for training on the device, where the model is, and say whether steps may be replayed.
+    @abstractmethod
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterable[Any]:
+        """The batches of one epoch, which is 0 at first; ``generator`` is seeded by seed and epoch."""
 
-        The place to keep data on the device, and to compile what is worth it there.
-        """
-        return self.static
+    @abstractmethod
+    def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
+        """The loss of one batch, with what was observed."""
+
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
+        """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent of the whole batch, also
+        where that is split over processes."""
+        return nt_xent(view_a, view_b, link=link, gather_distributed=True)
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The figures of the trained model, which is in evaluation mode, without gradients."""
+
+    # For experiments that need more.
 
     def begin(self, model: nn.Module) -> None:
-        """Look at the model before it is trained, in evaluation mode, on its device and without gradients.
+        """Look at the model before it is trained, in evaluation mode, without gradients.
 
         A run that goes on from a checkpoint does this again, with the model as it was at first.
         """
         return
 
-    @abstractmethod
-    def batches(self, epoch: int, generator: torch.Generator) -> Iterable[Any]:
-        """The batches of one epoch, every draw from ``generator`` (a CPU one, seeded by seed and epoch).
-
-        The runner moves them to the device. Views that are better made there are made in :meth:`step`,
-        with the random numbers that were drawn here.
-        """
-
-    @abstractmethod
-    def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        """The loss of one batch."""
+    def follow(self, model: nn.Module) -> dict[str, float]:
+        """Figures of the model after an epoch, of which each becomes a curve of the report."""
+        return {}
 
     @property
     def follow_every(self) -> int:
-        """How many epochs are from one :meth:`follow` to the next; a setting ``<name>_every`` for each figure
-        tells those who draw its curve."""
+        """Epochs from one :meth:`follow` to the next; a setting ``<figure>_every`` tells the report."""
         return 1
 
-    def follow(self, model: nn.Module) -> dict[str, float]:
-        """Figures after an epoch, higher is better: a curve each, and ``best_<name>`` is a metric more."""
-        return {}
-
-    def enough(self, curves: Mapping[str, Any]) -> bool:
-        """Whether to stop before the last epoch, by the curves so far."""
-        return False
-
-    @abstractmethod
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The trained model's figures, higher is better. Inputs of ``model`` are moved to its device."""
+    @property
+    def patience(self) -> int | None:
+        """Training ends when so many values of ``select_by`` in a row are no better; None: it never does."""
+        return None
 
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
         """Arrays of the trained model that the report draws, see :mod:`taufree.experiments.report.kept`."""
@@ -187,48 +150,39 @@ class Recipe(ABC):
         """One row for each example that was judged; every run's rows are written as a CSV file."""
         return []
 
+    @classmethod
+    def own_data(cls, data: Path) -> bool:
+        """Whether a folder holds data of the user's own: runs on another folder are then other runs."""
+        return False
 
-def choose_settings(recipe: type[Recipe], preset: str, given: Mapping[str, Any]) -> tuple[Settings, int]:
-    """A preset's settings and number of seeds; what is ``given`` and not None comes first.
 
-    >>> choose_settings(find_recipe("digits"), "quick", {"epochs": None, "batch_size": 64})[0].epochs
-    5
+def choose_settings(
+    recipe: type[Recipe], preset: str, given: Mapping[str, Any] | None = None, texts: Iterable[str] = ()
+) -> tuple[Settings, int]:
+    """A preset's settings, changed as the user wants, and its number of seeds.
+
+    Args:
+        given: values by the names of settings; None is not given.
+        texts: more of them, as ``--set`` has them: ``NAME=VALUE``.
+
+    >>> from taufree.experiments.digits import Digits
+    >>> choose_settings(Digits, "quick", {"epochs": 3}, ["noise=0.3"])[0].noise
+    0.3
     """
     if preset not in recipe.presets:
         raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}.")
-    known = {one.name for one in fields(recipe.settings_type)}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    known = {setting.name: setting for setting in list_settings(recipe.settings_type)}
+    wanted = {name: value for name, value in (given or {}).items() if value is not None}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise ValueError(f"--set must be NAME=VALUE, got {text!r}.")
+        if name in wanted:
+            raise ValueError(f"{name} is given twice.")
+        wanted[name] = known[name].parse(value) if name in known else value
     if unknown := wanted.keys() - known:
-        raise ValueError(f"{min(unknown)} is not a setting of the recipe {recipe.name}.")
+        raise ValueError(
+            f"the recipe {recipe.name} has no setting {min(unknown)}; it has {', '.join(known)}."
+        )
     chosen = recipe.presets[preset]
     return recipe.settings_type(**{**chosen.settings, **wanted}), chosen.seeds
-
-
-MODULES = {
-    "cifar10": "images.cifar10",
-    "citeseer": "graphs.citeseer",
-    "dcrec": "recommendation.dcrec",
-    "digits": "digits",
-    "imagenette": "images.imagenette",
-    "images": "images.folder",
-    "mabel": "language.mabel",
-    "msc": "images.msc",
-    "sentences": "language.sentences",
-}
-
-
-def recipe_names() -> list[str]:
-    """The recipes there are, by name; none is imported for this."""
-    return sorted(MODULES)
-
-
-def find_recipe(name: str) -> type[Recipe]:
-    """The recipe of that name; its module is imported now.
-
-    >>> find_recipe("digits").name
-    'digits'
-    """
-    if name not in recipe_names():
-        raise ValueError(f"recipe must be one of {', '.join(recipe_names())}, got {name!r}.")
-    recipe: type[Recipe] = importlib.import_module(f"taufree.experiments.{MODULES[name]}").RECIPE
-    return recipe

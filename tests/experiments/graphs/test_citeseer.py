@@ -148,7 +148,10 @@ def test_a_missing_folder_and_a_batch_size_are_one_sentence(tmp_path):
     with pytest.raises(BadInputError, match=rf"^{folder} must hold [^\n]*\.$"):
         train(Run("citeseer", "free", 0, CiteSeerSettings(), data=tmp_path), tmp_path)
     found = invoke("--batch-size", "64", "--out", str(tmp_path / "out"))
-    assert found.stderr == "taufree: batch_size is not a setting of the recipe citeseer.\n"
+    assert found.stderr == (
+        "taufree: the recipe citeseer has no setting batch_size; it has epochs, learning_rate, edges, "
+        "columns, probe_epochs, mask.\n"
+    )
 
 
 @needs_data

@@ -97,7 +97,7 @@ def test_torchvisions_weights_are_kept_in_the_cache(network, tmp_path, monkeypat
     assert torch.equal(found["conv1.weight"], network.conv1.weight)
     kept.write_bytes(b"broken off")
     with pytest.raises(
-        ValueError, match=r"could not be downloaded to .*; pass --weights FILE with what is at"
+        ValueError, match=r"could not be downloaded to .*; pass --set weights=FILE with what is at"
     ):
         read_weights("resnet18", "imagenet")
     with pytest.raises(ValueError, match=r"weights must be a file or random for the backbone resnet50-v1"):

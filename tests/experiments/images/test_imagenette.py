@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 import taufree
 from taufree.cli import build
 from taufree.experiments.images.imagenette import NAMES, Imagenette, find_imagenette
-from taufree.experiments.images.simclr import ImageSettings
-from taufree.experiments.recipe import choose_settings, find_recipe
+from taufree.experiments.images.simclr import SimCLRSettings
+from taufree.experiments.recipe import choose_settings
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
@@ -49,7 +50,7 @@ def folder(tmp_path):
 
 def test_the_quick_preset_changes_what_the_documentation_says_and_nothing_else():
     quick, seeds = choose_settings(find_recipe("imagenette"), "quick", {})
-    full = ImageSettings()
+    full = SimCLRSettings()
     changed = {name: value for name, value in vars(quick).items() if value != getattr(full, name)}
     assert changed == {"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}
     assert seeds == 1
@@ -58,14 +59,14 @@ def test_the_quick_preset_changes_what_the_documentation_says_and_nothing_else()
 
 
 def test_tar_files_are_read_without_unpacking(folder, tmp_path):
-    unpacked = Imagenette(ImageSettings(batch_size=4))
+    unpacked = Imagenette(SimCLRSettings(batch_size=4))
     unpacked.load(folder)
     packed = tmp_path / "packed" / "imagenette2-160"
     packed.mkdir(parents=True)
     for part in ("train", "val"):
         with tarfile.open(packed / f"{part}.tar", "w") as tar:
             tar.add(folder / "imagenette2-160" / part, f"imagenette2-160/{part}")
-    recipe = Imagenette(ImageSettings(batch_size=4))
+    recipe = Imagenette(SimCLRSettings(batch_size=4))
     recipe.load(packed.parent)
     assert recipe.images.classes == ("tench", "church") == unpacked.images.classes
     assert (recipe.images.lines == unpacked.images.lines).all()
@@ -92,12 +93,12 @@ def test_a_sweep_of_a_folder_with_a_damaged_image_from_the_shell(tmp_path):
 
 
 def test_bad_folders_are_one_sentence(folder, tmp_path):
-    recipe = Imagenette(ImageSettings(batch_size=4))
+    recipe = Imagenette(SimCLRSettings(batch_size=4))
     with pytest.raises(ValueError, match=r"must hold train and val .* or tar files of them\."):
         recipe.load(tmp_path)
     (folder / "imagenette2-160" / "train" / "n03888257").mkdir()
     with pytest.raises(BadInputError, match=r"^[^\n]*train/n03888257 holds no images \([^\n]*\.$"):
-        train(Run("imagenette", "free", 0, ImageSettings(batch_size=4), data=folder), tmp_path)
+        train(Run("imagenette", "free", 0, SimCLRSettings(batch_size=4), data=folder), tmp_path)
 
 
 def test_without_torchvision_it_says_what_to_install():

@@ -213,7 +213,7 @@ def test_a_folder_from_the_shell(tmp_path):
     (tmp_path / "pictures" / "test" / "flower" / "001.jpg").write_bytes(b"no picture")
     arguments = ["--preset", "quick", "--batch-size", "4", "--links", "free", "--device", "cpu"]
     found = invoke(
-        *arguments, "--data", tmp_path / "pictures", "--normal", "temple", "--out", tmp_path / "out"
+        *arguments, "--data", tmp_path / "pictures", "--set", "normal=temple", "--out", tmp_path / "out"
     )
     assert found.exit_code == 0, found.stderr
     assert "1 of 16 images cannot be read and are left out: test/flower/001.jpg." in found.stderr

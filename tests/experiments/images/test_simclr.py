@@ -11,7 +11,7 @@ from taufree import LogOdds, nt_xent
 from taufree.experiments.images import base as image_recipe
 from taufree.experiments.images.augment import Parameters, augment
 from taufree.experiments.images.folder import FolderOfImages
-from taufree.experiments.images.simclr import Encoder, ImageSettings
+from taufree.experiments.images.simclr import SimCLREncoder, SimCLRSettings
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
@@ -31,7 +31,7 @@ def _home(monkeypatch, folder):
 
 
 def tiny(folder, link="free", seed=0, device="cpu", precision="32-true", **changes):
-    return Run("images", link, seed, ImageSettings(**{**TINY, **changes}), precision, device, folder)
+    return Run("images", link, seed, SimCLRSettings(**{**TINY, **changes}), precision, device, folder)
 
 
 def begun(run):
@@ -41,14 +41,14 @@ def begun(run):
 
 
 def test_the_defaults_are_the_papers_recipe():
-    chosen = ImageSettings()
+    chosen = SimCLRSettings()
     assert (chosen.epochs, chosen.batch_size, chosen.crop, chosen.blur) == (800, 256, 128, 0.5)
     assert (chosen.learning_rate, chosen.momentum, chosen.weight_decay) == (6e-2, 0.9, 5e-4)
     assert (chosen.neighbours, chosen.small_stem, chosen.subset) == (200, False, 0)
 
 
 def test_the_network_is_a_plain_resnet_with_a_head():
-    encoder = Encoder(small_stem=False).eval()
+    encoder = SimCLREncoder(small_stem=False).eval()
     plain = resnet18(weights=None)
     plain.fc = torch.nn.Identity()
     plain.load_state_dict(encoder.backbone.state_dict())
@@ -64,12 +64,12 @@ def test_the_network_is_a_plain_resnet_with_a_head():
 
 
 def test_the_head_is_as_wide_as_the_settings_say():
-    narrow = FolderOfImages(ImageSettings(projection=32)).model().projector
+    narrow = FolderOfImages(SimCLRSettings(projection=32)).model().projector
     assert (narrow[3].weight.shape, narrow[4].weight.shape) == ((32, 512), (32,))
 
 
 def test_the_small_stem_keeps_the_resolution():
-    small = Encoder(small_stem=True).backbone
+    small = SimCLREncoder(small_stem=True).backbone
     seen = []
     small.layer1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
     small(torch.randn(1, 3, 32, 32))
@@ -77,7 +77,7 @@ def test_the_small_stem_keeps_the_resolution():
 
 
 def test_the_head_is_exact_where_the_backbone_is_bfloat16():
-    encoder = Encoder(small_stem=False)
+    encoder = SimCLREncoder(small_stem=False)
     with torch.autocast("cpu", torch.bfloat16):
         features, projections = encoder(torch.randn(4, 3, 32, 32))
     assert (features.dtype, projections.dtype) == (torch.bfloat16, torch.float32)
@@ -175,7 +175,7 @@ def test_it_is_judged_as_often_as_it_is_told(tmp_path, folder):
     assert seldom["metrics"]["best_knn"] == max(whole["curves"]["knn"][1:])
     assert "knn" not in never["curves"]
     assert never["metrics"]["best_knn"] == never["metrics"]["knn"] == whole["metrics"]["knn"]
-    with pytest.raises(ValueError, match=r"knn_every must be at least 1, got 0\."):
+    with pytest.raises(ValueError, match=r"knn_every must be an integer of at least 1, got 0\."):
         tiny(folder, knn_every=0)
 
 

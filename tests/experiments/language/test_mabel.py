@@ -154,12 +154,12 @@ def test_the_quick_preset_on_real_sentences(folder, tmp_path):
         "quick",
         "--links",
         "free,0.05",
-        "--alignment",
-        "0.05",
+        "--set",
+        "alignment=0.05",
         "--device",
         "cpu",
     ]
-    places = ["--model", str(folder), "--data", str(DATA), "--out", str(tmp_path)]
+    places = ["--set", f"model={folder}", "--data", str(DATA), "--out", str(tmp_path)]
     found = CliRunner().invoke(build(), ["run", *arguments, *places])
     assert found.exit_code == 0, found.stderr
     assert "20 of 4582 gendered pairs are left out" in found.stderr

@@ -17,7 +17,8 @@ from taufree.experiments.recommendation.dcrec import DCRecSettings, Recommendati
 from taufree.experiments.recommendation.interactions import COLUMNS
 from taufree.experiments.recommendation.network import divergence
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.trainer import seed_everything, train
+from taufree.experiments.training.seeds import seed_everything
+from taufree.experiments.training.trainer import train
 from tests.support.breaking_off import assert_goes_on
 from tests.support.paths import DATA
 from tests.support.shop import begun
@@ -274,8 +275,8 @@ def test_data_that_are_not_there_are_named(dataset, sentence):
 
 
 def test_the_command_knows_the_settings(tmp_path):
-    arguments = ["run", "dcrec", "--protocol", "lucky", "--no-ids", "--dataset", "x", "--out", str(tmp_path)]
-    found = CliRunner().invoke(build(), arguments)
+    chosen = ["--set", "ids=false", "--set", "dataset=x", "--set", "protocol=lucky"]
+    found = CliRunner().invoke(build(), ["run", "dcrec", *chosen, "--out", str(tmp_path)])
     assert found.exit_code == 2
     assert found.stderr == "taufree: protocol must be one of validation, public, got 'lucky'.\n"
 

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from taufree.experiments.digits import DigitsSettings
-from taufree.experiments.recipe import find_recipe, recipe_names
+from taufree.experiments.registry import find_recipe, recipe_names
 from taufree.experiments.report.curves import (
     accuracy_figure,
     cosine_figure,

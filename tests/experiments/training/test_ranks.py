@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import taufree
 from taufree.cli import build
 from taufree.experiments.digits import Digits, DigitsSettings
-from taufree.experiments.images.simclr import ImageSettings
+from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.training import ranks
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
 
     In float64, since a few steps of a ResNet in float32 make a hundredth of a rounding.
     """
-    small = ImageSettings(epochs=1, batch_size=23, crop=32, neighbours=5, subset=50)
+    small = SimCLRSettings(epochs=1, batch_size=23, crop=32, neighbours=5, subset=50)
     if (DATA / "imagenette2-160").is_dir():
         images = Run("imagenette", "free", 0, small, "64-true", data=DATA)
     else:

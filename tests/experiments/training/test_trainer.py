@@ -8,11 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
+from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.digits import Digits, DigitsSettings
 from taufree.experiments.sweep.results import KEYS
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.trainer import CURVES, Training, seed_everything, train
+from taufree.experiments.training.seeds import seed_everything
+from taufree.experiments.training.trainer import CURVES, Training, train
 from taufree.util.errors import BadInputError
 
 TINY = DigitsSettings(epochs=3, batch_size=128)
@@ -229,8 +231,8 @@ def test_rounded_products_are_for_recipes_that_ask_and_gpus_alone():
     """And are undone: whoever trains after it, or beside it, has what was set before."""
     seen = []
 
-    class Asking(Digits):
-        tf32 = True
+    class Asking(Accelerated, Digits):
+        acceleration = Acceleration(tf32=True)
 
         def step(self, model, batch, link):
             seen.append(torch.get_float32_matmul_precision())

@@ -1,1 +1,3 @@
 """Graphs: GRACE on CiteSeer."""
+
+RECIPES = {"citeseer": "citeseer"}

@@ -10,46 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree import Link, nt_xent
+from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.linear_probe import draw_splits, probe_predictions, scores
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.grace import Grace, draw_views, load_citeseer
-from taufree.experiments.recipe import Preset, Recipe, Settings, Step
-
-MASKS = ("nt-xent", "pygcl")
+from taufree.experiments.recipe import Preset, Step
+from taufree.experiments.settings import Bounds, Settings
 
 
 @dataclass(frozen=True)
 class CiteSeerSettings(Settings):
-    """The defaults are PyGCL's.
-
-    Attributes:
-        edges: a view drops each directed edge with this probability,
-        columns: and zeroes each column of the features with this one.
-        probe_epochs: how long the linear probe is trained.
-        mask: "nt-xent" leaves the pair of an anchor with itself out of its candidates, "pygcl" leaves it in.
-    """
+    """The defaults are PyGCL's."""
 
     epochs: int = 1000
-    learning_rate: float = 0.01
-    edges: float = 0.3
-    columns: float = 0.3
-    probe_epochs: int = 5000
-    mask: str = "nt-xent"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mask not in MASKS:
-            raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {self.mask!r}.")
+    learning_rate: Annotated[float, "The learning rate of Adam."] = 0.01
+    edges: Annotated[float, "The probability that a view drops a directed edge.", Bounds(0, 1)] = 0.3
+    columns: Annotated[float, "The probability that a view zeroes a column of features.", Bounds(0, 1)] = 0.3
+    probe_epochs: Annotated[int, "Epochs of the linear probe.", Bounds(1)] = 5000
+    mask: Annotated[
+        Literal["nt-xent", "pygcl"],
+        "nt-xent leaves the pair of an anchor with itself out of its candidates, pygcl leaves it in.",
+    ] = "nt-xent"
 
 
-class CiteSeer(Recipe):
+class CiteSeer(Accelerated):
     name = "citeseer"
     title = "GRACE on the citation graph CiteSeer"
     task = (
@@ -57,6 +48,8 @@ class CiteSeer(Recipe):
         "copies of the graph, each without some edges and features, and different nodes "
         "(negative pairs) should not."
     )
+    data_source = "planetoid/CiteSeer/raw in the folder --data; downloaded if no folder is given."
+    example = "taufree run citeseer --links free,0.5 --set mask=pygcl"
     settings_type = CiteSeerSettings
     metrics: ClassVar = {
         "micro": "% of the test nodes (2,663, a true 10/10/80 split) that a linear probe gets right",
@@ -68,7 +61,7 @@ class CiteSeer(Recipe):
         "full": Preset(seeds=20),
         "quick": Preset(seeds=2, settings={"epochs": 3, "probe_epochs": 500}),
     }
-    static = True
+    acceleration = Acceleration(recorded_steps=True)
 
     settings: CiteSeerSettings
 
@@ -124,6 +117,3 @@ def with_self_pairs(view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
     zero, one = torch.zeros_like(gap), torch.ones_like(gap)
     own = link.logit(one, zero, 2 * one)
     return torch.logaddexp(losses, (own - positive).repeat(2).to(losses.dtype)).mean()
-
-
-RECIPE = CiteSeer

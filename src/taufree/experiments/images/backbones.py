@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -17,7 +17,7 @@ from taufree.util.optional import needs
 with needs("taufree[images]"):
     from torchvision import models
 
-BACKBONES = ("resnet152", "resnet50", "resnet18", "resnet50-v1")
+Backbone = Literal["resnet152", "resnet50", "resnet18", "resnet50-v1"]
 """torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the
 other, but halves the resolution in the 1 x 1 convolution at a layer's entry, where torchvision does it in the
 3 x 3 one: a file of weights does not tell which of the two it is for, so the user has to."""
@@ -42,7 +42,7 @@ def read_weights(name: str, source: str) -> dict[str, Tensor] | None:
     """A state dict that fits the backbone ``name``.
 
     Args:
-        name: one of ``BACKBONES``.
+        name: which network.
         source: "imagenet", torchvision's weights (its first ones, of 2016), downloaded if need be; "random",
             which gives None; or else a file, ``.safetensors`` or what ``torch.save`` makes of a state dict.
 
@@ -110,7 +110,7 @@ def _download(name: str) -> dict[str, Tensor]:
         lambda draft: torch.hub.download_url_to_file(url, str(draft), digest, progress=False),
         lambda path: torch.load(path, map_location="cpu", weights_only=True),
         title=f"the weights of {name}",
-        advice=f"pass --weights FILE with what is at {url}",
+        advice=f"pass --set weights=FILE with what is at {url}",
     )
 
 

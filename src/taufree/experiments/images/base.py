@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from taufree import distributed
+from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.images.augment import (
     SCALE,
     Parameters,
@@ -23,8 +24,8 @@ from taufree.experiments.images.augment import (
     draw_parameters,
 )
 from taufree.experiments.images.decoded import Images, ahead, fits
-from taufree.experiments.recipe import BatchSettings, Recipe
 from taufree.experiments.report.kept import THUMBNAIL
+from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
 JUDGED = 512
@@ -33,24 +34,19 @@ JUDGED = 512
 
 @dataclass(frozen=True)
 class ViewSettings(BatchSettings):
-    """The settings that views are made by.
+    """The settings that views are made by."""
 
-    Attributes:
-        crop: pixels of a view's side.
-        blur: the probability that a view is blurred.
-        subset: use so many training and so many validation images at most, evenly from all classes; 0 is all.
-    """
-
-    crop: int = 128
-    blur: float = 0.5
-    subset: int = 0
+    crop: Annotated[int, "Pixels of a view's side.", Bounds(1)] = 128
+    blur: Annotated[float, "The probability that a view is blurred.", Bounds(0, 1)] = 0.5
+    subset: Annotated[
+        int, "Use so many training and so many validation images at most, evenly from all classes; 0 is all."
+    ] = 0
 
 
-class ImageRecipe(Recipe):
+class ImageRecipe(Accelerated):
     """A recipe that trains a network on two views of each image of a batch."""
 
-    static = True
-    gpu_precision = "bf16-mixed"
+    acceleration = Acceleration(precision="bf16-mixed", recorded_steps=True)
     smallest: ClassVar[float] = SCALE[0]
     """The least share of an image's area that a view shows."""
 
@@ -88,7 +84,7 @@ class ImageRecipe(Recipe):
             )
         self.steps = self.images.training // self.settings.batch_size
 
-    def settle(self, model: nn.Module, device: torch.device) -> bool:
+    def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         self._device = device
         self._sizes = self.images.sizes.to(device)
         # Images that stay on the device are taken by their numbers, others come with each batch.
@@ -105,8 +101,9 @@ class ImageRecipe(Recipe):
             views = torch.compile(augment, dynamic=False), torch.compile(centre_view, dynamic=False)
         self._augment = partial(views[0], size=self.settings.crop)
         self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)
-        # Recording a step forbids other threads the device, and images come through one.
-        return self._resident
+        # While a step is recorded no other thread may use the device, and a thread fetches the images that
+        # are not on it.
+        return replace(self.acceleration, recorded_steps=self._resident)
 
     def _share_graphs(self, model: nn.Module) -> None:
         """Keep what a run before in this process has compiled, if all its shapes were the same.

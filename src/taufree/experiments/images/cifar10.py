@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taufree.experiments.images.decoded import Images, from_arrays
-from taufree.experiments.images.simclr import ImageSettings, SimCLR
+from taufree.experiments.images.simclr import SimCLR, SimCLRSettings
 from taufree.experiments.recipe import Preset
 from taufree.util.cache import cache_folder, download
 
@@ -23,7 +23,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
-class Cifar10Settings(ImageSettings):
+class Cifar10Settings(SimCLRSettings):
     """Imagenette's, for small images."""
 
     epochs: int = 200
@@ -35,6 +35,10 @@ class Cifar10Settings(ImageSettings):
 class Cifar10(SimCLR):
     name = "cifar10"
     title = "SimCLR on CIFAR-10"
+    data_source = (
+        f"cifar10.npz with the arrays {', '.join(KEYS)} in the folder --data; downloaded if no folder is "
+        "given."
+    )
     settings_type = Cifar10Settings
     presets: ClassVar = {
         "full": Preset(seeds=3),
@@ -94,6 +98,3 @@ def _download() -> tuple[NDArray[Any], ...]:
         title="CIFAR-10",
         advice=f"put cifar10.npz with the arrays {', '.join(KEYS)} into FOLDER and pass --data FOLDER",
     )
-
-
-RECIPE = Cifar10

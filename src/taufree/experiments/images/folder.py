@@ -17,6 +17,8 @@ SIDE = 160
 class FolderOfImages(SimCLR):
     name = "images"
     title = "SimCLR on a folder of images"
+    data_source = "Your own: the folder --data holds train/CLASS and val/CLASS (or test/CLASS), or CLASS."
+    example = "taufree run images --data FOLDER --links free,0.5 --set crop=96"
 
     @classmethod
     def own_data(cls, data: Path) -> bool:
@@ -29,6 +31,3 @@ class FolderOfImages(SimCLR):
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
         return load_images(listing, SIDE)
-
-
-RECIPE = FolderOfImages

@@ -32,6 +32,11 @@ NAMES = {
 class Imagenette(SimCLR):
     name = "imagenette"
     title = "SimCLR on Imagenette, ten classes of ImageNet"
+    data_source = (
+        f"{PLACE} in the folder --data, with train/CLASS and val/CLASS, or tar files of them; downloaded if "
+        "no folder is given."
+    )
+    example = "taufree run imagenette --links free,calibrated,0.1,0.5 --epochs 100 --set knn_every=5"
 
     def find(self, data: Path | None) -> Images:
         listing = _download() if data is None else find_imagenette(data / PLACE)
@@ -65,6 +70,3 @@ def _download() -> Listing:
         title="Imagenette",
         advice=f"unpack imagenette2-160.tgz as FOLDER/{PLACE} and pass --data FOLDER",
     )
-
-
-RECIPE = Imagenette

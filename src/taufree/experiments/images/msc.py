@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,15 +23,15 @@ from torch.nn.functional import normalize
 from taufree import Link
 from taufree.experiments.evaluation.features import knn_distance
 from taufree.experiments.evaluation.pair_statistics import observe_views
-from taufree.experiments.images.backbones import BACKBONES, HalfFrozen, make_backbone, read_weights
+from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_backbone, read_weights
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import Images, from_arrays, load_images
 from taufree.experiments.images.listing import find_cases
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.report.kept import EXTREMES
+from taufree.experiments.settings import Bounds
 
-PROTOCOLS = ("one-normal", "one-anomalous")
 RESIZE = 256 / 224
 """The shorter side before the crop that images are scored by, in crops."""
 SIDE = 256
@@ -40,39 +40,40 @@ SIDE = 256
 
 @dataclass(frozen=True)
 class MSCSettings(ViewSettings):
-    """The defaults are the paper's, on the public code of MSC.
-
-    Attributes:
-        normal: the class that is normal; with the protocol one-anomalous, the only class that is not.
-        protocol: "one-normal", the public code's, or "one-anomalous", the paper's wording.
-        backbone: one of ``BACKBONES``.
-        weights: "imagenet", "random" or a file, see :func:`.backbones.read_weights`.
-        angular: add the angular term, see :meth:`MSC.step`.
-        neighbours: how many distances to normal images a score is the sum of.
-    """
+    """The defaults are the paper's, on the public code of MSC."""
 
     epochs: int = 25
     batch_size: int = 32
     crop: int = 224
-    normal: str = "airplane"
-    protocol: str = "one-normal"
-    backbone: str = "resnet152"
-    weights: str = "imagenet"
-    angular: bool = False
-    learning_rate: float = 1e-5
-    weight_decay: float = 5e-5
-    neighbours: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, known in (("protocol", PROTOCOLS), ("backbone", BACKBONES)):
-            if (given := getattr(self, name)) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}.")
+    normal: Annotated[
+        str, "The class that is normal; with the protocol one-anomalous, the only class that is not."
+    ] = "airplane"
+    protocol: Annotated[
+        Literal["one-normal", "one-anomalous"],
+        "Which classes are normal: one, as in the public code, or all but one, as the paper words it.",
+    ] = "one-normal"
+    backbone: Annotated[
+        Backbone, "The network: torchvision's, or resnet50-v1, the ResNet-50 that was published first."
+    ] = "resnet152"
+    weights: Annotated[
+        str, "imagenet (downloaded), random, or a file of weights: safetensors or a state dict."
+    ] = "imagenet"
+    angular: Annotated[bool, "Add the angular term, which draws features towards their centre."] = False
+    learning_rate: Annotated[float, "The learning rate of SGD."] = 1e-5
+    weight_decay: Annotated[float, "The weight decay of SGD."] = 5e-5
+    neighbours: Annotated[
+        int, "How many distances to the nearest normal images a score is the sum of.", Bounds(1)
+    ] = 2
 
 
 class MSC(ImageRecipe):
     name = "msc"
     title = "MSC, anomaly detection"
+    data_source = (
+        "cifar10.npz in the folder --data, or your own there: train/CLASS and test/CLASS (or val/CLASS), or "
+        "CLASS; CIFAR-10 is downloaded if no folder is given."
+    )
+    example = "taufree run msc --data FOLDER --set normal=good --links free --seeds 1"
     task = (
         "The network, trained on ImageNet before, sees normal images alone: two randomly changed copies of "
         "the same one (a positive pair) should lie in similar directions from the centre of all of them, "
@@ -211,6 +212,3 @@ class MSC(ImageRecipe):
 
     def _auc(self, distances: Tensor) -> float:
         return 100 * float(roc_auc_score(self._anomalous, distances.cpu().numpy()))
-
-
-RECIPE = MSC

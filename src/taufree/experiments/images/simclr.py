@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree import Link
+from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy, nearest
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.report.kept import NEIGHBOURS, QUERIES, SHOWN
+from taufree.experiments.settings import Bounds
 from taufree.util.optional import needs
 
 with needs("taufree[images]"):
@@ -30,37 +32,35 @@ with needs("taufree[images]"):
 
 
 @dataclass(frozen=True)
-class ImageSettings(ViewSettings):
-    """The defaults are LightlySSL's for Imagenette.
-
-    Attributes:
-        learning_rate: for 256 pairs in a batch; it is scaled with the batch.
-        small_stem: a 3 x 3 convolution at full resolution at the network's entry, for images of 32 pixels,
-            instead of ImageNet's 7 x 7 one with stride 2 and a max-pool.
-        neighbours: how many neighbours vote in the kNN accuracy.
-        knn_every: how many epochs are from one kNN accuracy to the next; on a GPU they take a fifth of a run.
-        projection: how many numbers of a view the loss compares.
-        together: whether both views of a batch go through the network as one, so that they share the batch
-            norms' statistics; LightlySSL sends one after the other.
-    """
+class SimCLRSettings(ViewSettings):
+    """The defaults are LightlySSL's for Imagenette."""
 
     epochs: int = 800
-    learning_rate: float = 6e-2
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    small_stem: bool = False
-    neighbours: int = 200
-    knn_every: int = 1
-    projection: int = 128
-    together: bool = True
+    learning_rate: Annotated[
+        float, "The highest learning rate of SGD for 256 pairs in a batch; it is scaled with the batch."
+    ] = 6e-2
+    momentum: Annotated[float, "The momentum of SGD.", Bounds(0, 1)] = 0.9
+    weight_decay: Annotated[float, "The weight decay of SGD."] = 5e-4
+    small_stem: Annotated[
+        bool,
+        "Begin the network with a 3 x 3 convolution at full resolution, for images of 32 pixels, instead of "
+        "ImageNet's 7 x 7 one with stride 2 and a max-pool.",
+    ] = False
+    neighbours: Annotated[int, "How many neighbours vote in the kNN accuracy.", Bounds(1)] = 200
+    knn_every: Annotated[
+        int,
+        "Epochs from one kNN accuracy to the next; on a GPU they take a fifth of a run.",
+        Bounds(1),
+    ] = 1
+    projection: Annotated[int, "How many numbers of a view the loss compares.", Bounds(1)] = 128
+    together: Annotated[
+        bool,
+        "Both views of a batch go through the network as one batch and share the batch norms' statistics; "
+        "LightlySSL sends one after the other.",
+    ] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.knn_every < 1:
-            raise ValueError(f"knn_every must be at least 1, got {self.knn_every}.")
 
-
-class Encoder(nn.Module):
+class SimCLREncoder(nn.Module):
     """A ResNet-18 to 512 features, and SimCLR's head to the numbers that the loss compares."""
 
     def __init__(self, *, small_stem: bool, projection: int = 128) -> None:
@@ -91,7 +91,7 @@ class Encoder(nn.Module):
 class SimCLR(ImageRecipe):
     """A recipe is a subclass that finds its images."""
 
-    settings_type = ImageSettings
+    settings_type = SimCLRSettings
     metrics: ClassVar = {
         "knn": "% of validation images that their 200 nearest training images vote for rightly, after the "
         "last epoch",
@@ -102,12 +102,12 @@ class SimCLR(ImageRecipe):
         "full": Preset(seeds=3),
         "quick": Preset(seeds=1, settings={"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}),
     }
-    shared = True
+    independent_rows = True
 
-    settings: ImageSettings
+    settings: SimCLRSettings
 
     def model(self) -> nn.Module:
-        return Encoder(small_stem=self.settings.small_stem, projection=self.settings.projection)
+        return SimCLREncoder(small_stem=self.settings.small_stem, projection=self.settings.projection)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         chosen = self.settings
@@ -125,12 +125,12 @@ class SimCLR(ImageRecipe):
         return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * (step // self.steps) / epochs)) / 2)
 
     def compiled(self, model: nn.Module) -> Sequence[nn.Module]:
-        assert isinstance(model, Encoder)
+        assert isinstance(model, SimCLREncoder)
         return [model.backbone]
 
-    def settle(self, model: nn.Module, device: torch.device) -> bool:
+    def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         self._labels = self.images.labels.to(device)
-        return super().settle(model, device)
+        return super().accelerate(model, device)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         views = self.views(batch)

@@ -3,3 +3,5 @@
 ``pairs`` and ``swap`` make the training pairs, ``tokens`` turns sentences into tensors once, ``stereoset``
 and ``crows`` judge any masked language model of transformers, ``pretrain`` adapts one.
 """
+
+RECIPES = {"mabel": "mabel", "sentences": "sentences"}

@@ -6,39 +6,36 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.language.tokens import Tokens, load_masked_lm, load_tokenizer, tokenise
-from taufree.experiments.recipe import BatchSettings, Recipe
+from taufree.experiments.settings import BatchSettings, Bounds
 
 LONGEST_GRADIENT = 1.0
 
 
 @dataclass(frozen=True)
 class LanguageSettings(BatchSettings):
-    """Settings of all of them.
-
-    Attributes:
-        model: name on the hub, or folder, of a masked language model of transformers.
-        length: sentences are cut off after so many tokens.
-        subset: use so many pairs, and evaluate so many examples, at most; 0 is all.
-    """
+    """Settings of all of them."""
 
     batch_size: int = 16
-    learning_rate: float = 5e-5
-    model: str = "bert-base-uncased"
-    length: int = 128
-    subset: int = 0
+    learning_rate: Annotated[float, "The highest learning rate of AdamW."] = 5e-5
+    model: Annotated[str, "A masked language model of transformers: a name on the hub, or a folder."] = (
+        "bert-base-uncased"
+    )
+    length: Annotated[int, "Sentences are cut off after so many tokens.", Bounds(1)] = 128
+    subset: Annotated[int, "Use so many pairs, and evaluate so many examples, at most; 0 is all."] = 0
 
 
-class FineTuning(Recipe):
+class FineTuning(Accelerated):
     """The sentences of a pair have numbers, ``kinds`` of them; all are tokenised when the data are read."""
 
-    gpu_precision = "bf16-mixed"
+    acceleration = Acceleration(precision="bf16-mixed")
     needs_head: ClassVar[bool] = True
     """Whether the model must come with the head that predicts masked tokens."""
 
@@ -94,10 +91,10 @@ class FineTuning(Recipe):
         total = self.settings.epochs * self.steps
         return LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
 
-    def settle(self, model: nn.Module, device: torch.device) -> bool:
+    def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         self.device = device
         self.tokens = self.tokens.to(device)
-        return False
+        return self.acceleration
 
     def drawn(self, generator: torch.Generator) -> Iterator[Tensor]:
         """The numbers of each batch's sentences, [kinds * batch_size]: all first ones, then all second."""

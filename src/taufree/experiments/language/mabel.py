@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,17 +43,16 @@ TERMS = ("contrastive", "aligning", "modelling")
 class MabelSettings(LanguageSettings):
     """The defaults are the paper's where it names them, and those of MABEL's public code.
 
-    Attributes:
-        alignment: the link of the alignment term: "same" as that of the contrastive term, "free", or a
-            temperature. Near cosine 0 the term is 4 times the squared difference of the cosines for "free",
-            and 1/tau^2 times for a temperature, 400 times for 0.05.
-        alignment_weight, mlm_weight: of the two terms beside the contrastive one.
+    Near cosine 0 the alignment term is 4 times the squared difference of the cosines for the free link, and
+    1/tau^2 times for a temperature, 400 times for 0.05.
     """
 
     epochs: int = 2
-    alignment: str = "same"
-    alignment_weight: float = 0.05
-    mlm_weight: float = 0.1
+    alignment: Annotated[
+        str, "The link of the alignment term: same as that of the contrastive term, free, or a temperature."
+    ] = "same"
+    alignment_weight: Annotated[float, "The weight of the alignment term."] = 0.05
+    mlm_weight: Annotated[float, "The weight of masked language modelling."] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +99,13 @@ class Mabel(FineTuning):
         "A masked language model is trained on pairs of sentences, of which the second follows from the "
         "first, and on copies of them with he and she, man and woman swapped. The two sentences of a pair (a "
         "positive pair) should get similar vectors, those of different pairs (negative pairs) should not."
+    )
+    data_source = (
+        "The folder --data holds snli or mnli, bias/stereoset.jsonl (or bias/dev.json) and "
+        "bias/crows_pairs_anonymized.csv; the model is downloaded unless it is a folder."
+    )
+    example = (
+        "taufree run mabel --data FOLDER --links free,0.05 --set model=bert-base-uncased --set alignment=0.05"
     )
     settings_type = MabelSettings
     metrics: ClassVar = {
@@ -203,6 +209,3 @@ def alignment(vectors: Tensor, link: Link) -> Tensor:
             gap, rise = similarity(*normalize(rows), *normalize(columns))
             scores.append(link.logit((rise - gap) / 2, gap, rise))
         return (scores[0] - scores[1]).square().sum(1).mean().to(vectors.dtype)
-
-
-RECIPE = Mabel

@@ -37,7 +37,7 @@ class SentencesSettings(LanguageSettings):
     length: int = 64
 
 
-class Encoder(nn.Module):
+class SentenceEncoder(nn.Module):
     """A sentence's vector is the mean of its tokens' last states."""
 
     def __init__(self, encoder: Any) -> None:
@@ -58,6 +58,11 @@ class Sentences(FineTuning):
         "The network learns from pairs of sentences, of which the second follows from the first (a positive "
         "pair): they should get similar vectors, sentences of different pairs (negative pairs) should not."
     )
+    data_source = (
+        "The folder --data holds snli or mnli, and stsb/test.csv and stsb/dev.csv; the model is downloaded "
+        "unless it is a folder."
+    )
+    example = "taufree run sentences --data FOLDER --links free,0.05 --set model=bert-base-uncased"
     settings_type = SentencesSettings
     metrics: ClassVar = {
         "test": "100 times Spearman's correlation of cosines with people's judgement, STS-B's test part",
@@ -84,7 +89,7 @@ class Sentences(FineTuning):
             self.judged[part] = tokens, [row[2] for row in rows]
 
     def model(self) -> nn.Module:
-        return Encoder(self.language_model().base_model)
+        return SentenceEncoder(self.language_model().base_model)
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and attention of B premises, then of their hypotheses."""
@@ -124,6 +129,3 @@ def read_stsb(path: Path) -> list[tuple[str, str, float]]:
     if not rows:
         raise ValueError(f"{path} must have rows of two sentences and a number, but is empty.")
     return rows
-
-
-RECIPE = Sentences

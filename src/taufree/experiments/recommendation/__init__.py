@@ -1,1 +1,3 @@
 """Recommendation: DCRec on sequences of items."""
+
+RECIPES = {"dcrec": "dcrec"}

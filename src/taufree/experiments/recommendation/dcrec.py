@@ -7,67 +7,60 @@ epoch by the test items themselves and trains on the validation items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from taufree import Link, info_nce
+from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.evaluation.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
-from taufree.experiments.recipe import BatchSettings, Preset, Recipe, Step
+from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
 from taufree.experiments.recommendation.network import DCRec, Output, Shape, divergence
 from taufree.experiments.recommendation.packing import packed
 from taufree.experiments.recommendation.prepared import NEGATIVES, changed, content, prepared
+from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
 NAMED = ("beauty", "reddit")
-PROTOCOLS = ("validation", "public")
 READ_AT_ONCE = 8192
 """Histories that are judged together."""
 
 
 @dataclass(frozen=True)
 class DCRecSettings(BatchSettings):
-    """The defaults are the public code's for MovieLens-20M, the paper's data set, whatever the data set is.
+    """The defaults are the public code's for MovieLens-20M, the paper's data set, for every data set."""
 
-    Attributes:
-        epochs: at most; training ends when ``patience`` epochs have not bettered the figure of the choice.
-        dataset: beauty, reddit, or the folder of another one.
-        protocol: "validation", or "public", see above.
-        ids: whether rows of a batch with the same last item, whose keys are the same vectors, are left out
-            of each other's negatives.
-        contrast: the weight of the contrastive terms; 0 is a control without them.
-        divergence: the weight of the conformity weights' regulariser, and
-        mean: their mean.
-        dropout: of the Transformer, its attention and the graphs' edges.
-        longest: items of a history at most.
-        users: read so many at most; 0 is all.
-    """
-
-    epochs: int = 300
+    epochs: Annotated[int, "Passes over the data at most, see patience.", Bounds(1)] = 300
     batch_size: int = 512
-    learning_rate: float = 1e-3
-    patience: int = 20
-    dataset: str = "beauty"
-    protocol: str = "validation"
-    ids: bool = True
-    contrast: float = 0.1
-    divergence: float = 0.01
-    mean: float = 0.4
-    dropout: float = 0.5
-    longest: int = 50
-    users: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}.")
+    learning_rate: Annotated[float, "The learning rate of Adam."] = 1e-3
+    patience: Annotated[
+        int, "Training ends when so many epochs in a row have not bettered the figure of the choice."
+    ] = 20
+    dataset: Annotated[str, "beauty, reddit, or a folder that taufree sequences made."] = "beauty"
+    protocol: Annotated[
+        Literal["validation", "public"],
+        "What chooses the epoch: the validation items, or, as in the public code, the test items.",
+    ] = "validation"
+    ids: Annotated[
+        bool,
+        "Rows of a batch with the same last item, whose keys are the same vectors, are not negatives of each "
+        "other; in the public code they are.",
+    ] = True
+    contrast: Annotated[float, "The weight of the contrastive terms; 0 is a control without them."] = 0.1
+    divergence: Annotated[float, "The weight of the regulariser of the conformity weights."] = 0.01
+    mean: Annotated[float, "The mean of the conformity weights."] = 0.4
+    dropout: Annotated[
+        float, "Dropout of the Transformer, its attention and the graphs' edges.", Bounds(0, 1)
+    ] = 0.5
+    longest: Annotated[int, "Items of a history at most.", Bounds(1)] = 50
+    users: Annotated[int, "Read so many users at most; 0 is all."] = 0
 
     def recorded(self) -> dict[str, Any]:
         """With what is in a folder of the user's own: a data set that is made again may be another one."""
@@ -87,7 +80,7 @@ class _Judge(NamedTuple):
     negatives: Tensor
 
 
-class Recommendation(Recipe):
+class Recommendation(Accelerated):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
     task = (
@@ -95,6 +88,11 @@ class Recommendation(Recipe):
         "item should get similar vectors (a positive pair) from the user's history and from a graph of "
         "items, and last items of different users (negative pairs) should not."
     )
+    data_source = (
+        "dcrec/beauty or dcrec/reddit in the folder --data, two .inter files each; or your own: dataset is "
+        "then a folder that taufree sequences made."
+    )
+    example = "taufree run dcrec --preset quick --data FOLDER --set dataset=beauty"
     settings_type = DCRecSettings
     metrics: ClassVar = {
         "hr1": f"% of users whose test item is ranked first among {NEGATIVES} others, drawn by popularity",
@@ -114,9 +112,8 @@ class Recommendation(Recipe):
         "full": Preset(seeds=10),
         "quick": Preset(seeds=1, settings={"epochs": 2, "batch_size": 256, "users": 500, "longest": 12}),
     }
-    static = True
-    stops_early = True
-    tf32 = True
+    acceleration = Acceleration(tf32=True, recorded_steps=True)
+    select_by = "choice"
 
     settings: DCRecSettings
 
@@ -125,7 +122,7 @@ class Recommendation(Recipe):
         if chosen.dataset in NAMED and data is None:
             raise ValueError(
                 f"the data set {chosen.dataset} needs --data FOLDER with dcrec/{chosen.dataset} in it, two "
-                ".inter files; --dataset FOLDER reads others."
+                ".inter files; --set dataset=FOLDER reads others."
             )
         folder = data / "dcrec" / chosen.dataset if data and chosen.dataset in NAMED else Path(chosen.dataset)
         if not folder.is_dir():
@@ -140,7 +137,7 @@ class Recommendation(Recipe):
         self.judged = {part: self._judged(part) for part in self.parts}
         if chosen.protocol == "public":
             self.notes.append(
-                "--protocol public chooses the epoch by the test items and trains on the validation items, "
+                "protocol=public chooses the epoch by the test items and trains on the validation items, "
                 "as the public code does: its figures flatter every link, and are for comparison alone."
             )
         self.samples = self.data.train.beginnings(whole=chosen.protocol == "public")
@@ -181,23 +178,18 @@ class Recommendation(Recipe):
     def model(self) -> nn.Module:
         chosen = self.settings
         shape = Shape(dropout=chosen.dropout)
-        model = DCRec(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
-        # Buffers, for they are a part of the run's state: the weights of the best epoch, and its figure.
-        model.register_buffer("chosen", _flat(model).clone())
-        # As a whole number of the same bits: --precision bf16-true would round the figure, and so the choice.
-        model.register_buffer("chosen_figure", torch.tensor(-1.0, dtype=torch.float64).view(torch.int64))
-        return model
+        return DCRec(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
 
-    def settle(self, model: nn.Module, device: torch.device) -> bool:
+    def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         # What is judged is the same after every epoch.
         self._judges = {part: self._judge(part, device) for part in self.parts}
         if compiles(device):
             network: Any = model
             network.compile_reading()
-        return self.static
+        return self.acceleration
 
     def _judge(self, part: str, device: torch.device) -> _Judge:
         rows, index = self.parts[part], self.judged[part]
@@ -231,31 +223,17 @@ class Recommendation(Recipe):
         return Step(loss, observe_pairs(seen.sequence, seen.adjacent, link, ids=ids, anchors=64))
 
     def follow(self, model: nn.Module) -> dict[str, float]:
-        """The figure that chooses the epoch; the weights of the best one so far are kept."""
+        """The figure that chooses the epoch."""
         public = self.settings.protocol == "public"
         part, figure = ("test", "hr1") if public else ("train", "ndcg10")
-        found = figures(self._sampled(model, part, self._wanted(model, part)))[figure]
-        kept: Any = model
-        best = kept.chosen_figure.view(torch.float64)
-        if found > best:
-            kept.chosen.copy_(_flat(model))
-            best.fill_(found)
-        return {"choice": found}
+        return {"choice": figures(self._sampled(model, part, self._wanted(model, part)))[figure]}
 
-    def enough(self, curves: Mapping[str, list[float]]) -> bool:
-        figures_so_far = curves.get("choice", [])
-        if not figures_so_far:
-            return False
-        best = figures_so_far.index(max(figures_so_far))
-        return len(figures_so_far) - 1 - best >= self.settings.patience
+    @property
+    def patience(self) -> int:
+        return self.settings.patience
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        kept: Any = model
-        weights = list(model.parameters())
-        sizes = [weight.numel() for weight in weights]
-        for weight, part in zip(weights, torch.split(kept.chosen, sizes), strict=True):
-            weight.copy_(part.view_as(weight))
-        return {**self._figures(model, "test"), "choice": kept.chosen_figure.view(torch.float64).item()}
+        return self._figures(model, "test")
 
     def _figures(self, model: nn.Module, part: str) -> dict[str, float]:
         """The metrics of the test rows, or of the training rows' targets, which are for validation."""
@@ -311,10 +289,3 @@ def _vectors(model: nn.Module) -> Tensor:
     network: Any = model
     vectors: Tensor = network.vectors
     return vectors
-
-
-def _flat(model: nn.Module) -> Tensor:
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
-
-
-RECIPE = Recommendation

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from taufree.experiments.link_names import describe
-from taufree.experiments.recipe import find_recipe
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
 from taufree.experiments.report.kept import Arrays, load_arrays

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from taufree.experiments.recipe import BatchSettings, Recipe, Settings
+from taufree.experiments.recipe import Recipe
+from taufree.experiments.settings import BatchSettings, Settings
 from taufree.util.errors import BadInputError
 
 PATIENCE = 5.0
@@ -44,7 +45,7 @@ def check(recipe: type[Recipe], settings: Settings, device: str, jobs: int) -> N
     """Raise a :class:`BadInputError` where several ranks cannot do what is asked for."""
     if world() == 1:
         return
-    if not recipe.shared:
+    if not recipe.independent_rows:
         raise BadInputError(
             f"the recipe {recipe.name} trains in one process only, start it without torchrun."
         )

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from taufree.experiments.recipe import Settings, find_recipe
+from taufree.experiments.registry import find_recipe, source_digest
+from taufree.experiments.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ class Run:
 
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
-        """The settings as they stand in the results, with the precision, and the folder if it matters."""
+        """The settings as they stand in the results, with the precision, the folder of a user's own data, and
+        what tells versions of a user's own recipe apart."""
+        recipe = find_recipe(self.recipe)
         recorded = {**self.settings.recorded(), "precision": self.precision}
-        if self.data is not None and find_recipe(self.recipe).own_data(self.data):
+        if self.data is not None and recipe.own_data(self.data):
             recorded["data"] = str(self.data.resolve())
+        if source := source_digest(recipe):
+            recorded["source"] = source
         return recorded
 
     @property

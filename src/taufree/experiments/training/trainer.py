@@ -11,14 +11,12 @@ from __future__ import annotations
 import datetime
 import gc
 import math
-import random
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from lightning.fabric import Fabric
@@ -26,15 +24,19 @@ from torch import Tensor, nn
 
 from taufree import Link
 from taufree.backends.numerics import float32_products
+from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import Observation, Tally, temperature_at_zero
 from taufree.experiments.link_names import make_link
-from taufree.experiments.recipe import Recipe, find_recipe
+from taufree.experiments.recipe import Recipe
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.kept import save_arrays
 from taufree.experiments.training import ranks
 from taufree.experiments.training.batch_norm import synchronised
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.recorded import Replayed
 from taufree.experiments.training.run import Run
+from taufree.experiments.training.seeds import seed_everything
+from taufree.experiments.training.selection import BestEpoch
 from taufree.util.errors import BadInputError
 from taufree.util.files import write_text
 from taufree.util.machine import hardware, hush, versions
@@ -86,7 +88,7 @@ def train(
         training = Training(run, recipe)
     started -= training.seconds
     saved = time.monotonic()
-    while training.epoch < run.settings.epochs and not recipe.enough(training.curves):
+    while training.epoch < run.settings.epochs and not training.best.ends(training.curves):
         loss = training.train_epoch()
         training.seconds = time.monotonic() - started
         # The last epoch is always kept, as an evaluation may be long.
@@ -130,16 +132,20 @@ class Training:
         if learned := list(self.link.parameters()):
             optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
         self.scheduler = recipe.scheduler(optimizer)
-        # A recipe knows no device: whatever it gives to the model is moved where the model is.
+        # Recipes need not know the device: whatever they call the model with is moved to it.
         self.weights.register_forward_pre_hook(self._to_device, with_kwargs=True)
         self.model, self.optimizer = self.fabric.setup(self.weights, optimizer)
         self.epoch, self.seconds = 0, 0.0
         self.curves: dict[str, Any] = {name: [] for name in CURVES}
-        # float16's changing scale of the loss would not find its way into a recording.
-        still = recipe.settle(self.weights, self.fabric.device) and run.precision != "16-mixed"
-        # Nor would what ranks tell each other of their sizes.
-        self._replayed = still and self.fabric.device.type == "cuda" and not several
-        self.tf32 = recipe.tf32 and self.fabric.device.type == "cuda"
+        self.best = BestEpoch(recipe.select_by, recipe.patience)
+        device, acceleration = self.fabric.device, Acceleration()
+        if isinstance(recipe, Accelerated):
+            acceleration = recipe.accelerate(self.weights, device)
+        # A recorded step repeats the same numbers: not float16's changing scale of the loss, nor the sizes
+        # that ranks send each other.
+        fixed = run.precision != "16-mixed" and not several
+        self._replayed = acceleration.recorded_steps and fixed and device.type == "cuda"
+        self.tf32 = acceleration.tf32 and device.type == "cuda"
         self._step = Replayed(self._advance) if self._replayed else self._advance
         self._fit(self.optimizer.param_groups)
         self.model.eval()
@@ -150,7 +156,7 @@ class Training:
         """One pass over the batches; returns the mean loss."""
         generator = torch.Generator().manual_seed(seed_everything(self.run.seed, "epoch", self.epoch))
         self.model.train()
-        last = self.recipe.stops_early or self.epoch + 1 == self.run.settings.epochs
+        last = self.best.patience is not None or self.epoch + 1 == self.run.settings.epochs
         rows: list[Tensor] = []
         tally = Tally()
         for batch in self.recipe.batches(self.epoch, generator):
@@ -177,6 +183,7 @@ class Training:
         if self.epoch % self.recipe.follow_every == 0:
             for name, value in self._judged(self.recipe.follow).items():
                 self.curves.setdefault(name, []).append(value)
+            self.best.update(self.curves, self.weights)
         return values[0]
 
     def products(self) -> AbstractContextManager[None]:
@@ -199,9 +206,10 @@ class Training:
         return torch.stack([value.detach().double() for value in row]), seen
 
     def evaluate(self) -> dict[str, float]:
-        """The recipe's metrics of the model as it is now, and the best epoch of each that was followed."""
+        """The recipe's metrics, of the weights of the chosen epoch, which the model has from now on."""
+        self.best.put_back(self.weights)
         seed_everything(self.run.seed, "evaluation")
-        found = self._judged(self.recipe.evaluate)
+        found = {**self.best.metrics(self.curves), **self._judged(self.recipe.evaluate)}
         best = {f"best_{name}": max([now, *self.curves.get(name, [])]) for name, now in found.items()}
         return {name: {**found, **best}[name] for name in self.recipe.metrics}
 
@@ -278,6 +286,7 @@ class Training:
 
     def _parts(self) -> dict[str, Any]:
         parts = {"optimizer": self.optimizer, "link": self.link, "precision": self.fabric.strategy.precision}
+        parts["best_epoch"] = self.best
         return parts if self.scheduler is None else {**parts, "scheduler": self.scheduler}
 
     def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -295,17 +304,3 @@ def _fabric(run: Run) -> Fabric:
         strategy="ddp",
         precision=run.precision,
     )
-
-
-def seed_everything(seed: int, *part: str | int) -> int:
-    """Seed all global generators for one part of a run, and return the number they were seeded with.
-
-    >>> seed_everything(0, "epoch", 1) == seed_everything(0, "epoch", 1) != seed_everything(0, "epoch", 2)
-    True
-    """
-    entropy = [seed, *(int.from_bytes(str(word).encode(), "big") for word in part)]
-    mixed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-    torch.manual_seed(mixed)
-    random.seed(mixed)
-    np.random.seed(mixed % 2**32)
-    return mixed
