@@ -26,9 +26,9 @@ def temperature_free(loss: _T) -> _T:
 
     Args:
         loss: a loss of taufree, or one of lightly, pytorch-metric-learning, sentence-transformers, open_clip,
-            PyGCL or info-nce-pytorch that has a twin in :mod:`taufree.integrations`. It stays as it is.
+            PyGCL or info-nce-pytorch that has a twin in ``taufree.integrations``. It stays as it is.
 
-    Example:
+    Examples:
         >>> from taufree import Temperature
         >>> temperature_free(NTXent(link=Temperature(0.5), reduction="sum"))
         NTXent(

@@ -28,11 +28,11 @@ def info_nce(
     gather_distributed: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    r"""InfoNCE: each query must find its key among the candidates.
+    """InfoNCE: each query must find its key among the candidates.
 
-    .. math:: L_i = -\log \frac{e^{\ell(c_{ii})}}{e^{\ell(c_{ii})} + \sum_j e^{\ell(c_{ij})}}
+        L_i = -log( exp(l(c_ii)) / (exp(l(c_ii)) + sum_j exp(l(c_ij))) )
 
-    with :math:`c` the cosines, :math:`\ell` the link, and :math:`j` over the negatives.
+    with c the cosines, l the link, and j over the negatives.
 
     Args:
         query: the anchors. Rows are normalised inside.
@@ -43,7 +43,7 @@ def info_nce(
         in_batch: whether the other rows of ``positive_key`` are negatives too. None: exactly when
             no ``negative_keys`` are given.
         ids: integers, [N]; a key with the query's id that is not its positive is left out.
-        link: how a cosine becomes a logit; None is :class:`taufree.LogOdds`, without temperature.
+        link: how a cosine becomes a logit; None is ``taufree.LogOdds``, without temperature.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
             two directions).
         gather_distributed: contrast with the batches of all ranks of the default process group, as one
@@ -57,7 +57,7 @@ def info_nce(
         query and positive_key [N, D]; the result is a scalar, or [N] for "none". It is float64 if
         an input is, else float32; floating dtypes may be mixed, each gradient has its input's.
 
-    Example:
+    Examples:
         >>> query, key = torch.eye(3)[:2], torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
         >>> round(info_nce(query, key).item(), 4)
         0.4258
@@ -110,17 +110,17 @@ def nt_xent(
     gather_distributed: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    r"""NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
+    """NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
 
-    .. math:: L_i = -\log \frac{e^{\ell(c_{i,p(i)})}}{\sum_{k \ne i} e^{\ell(c_{ik})}}
+        L_i = -log( exp(l(c_ip)) / sum_{k != i} exp(l(c_ik)) ),  p the other view of i
 
     Args:
         view_a, view_b: two views of the same N samples, [N, D].
         ids: integers, [N]; a candidate of the same id that is not the positive is left out.
-        link, reduction, gather_distributed, backend: see :func:`info_nce`; "none" gives [2N], view_a's
+        link, reduction, gather_distributed, backend: see ``info_nce``; "none" gives [2N], view_a's
             anchors first.
 
-    Example:
+    Examples:
         >>> a, b = torch.eye(4)[:2], torch.eye(4)[:2] + 0.5
         >>> round(nt_xent(a, b).item(), 4)
         0.2911
@@ -147,10 +147,9 @@ def sup_con(
     gather_distributed: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    r"""Supervised contrastive loss: every other row with the anchor's label is a positive.
+    """Supervised contrastive loss: every other row with the anchor's label is a positive.
 
-    .. math:: L_i = -\frac{1}{|P_i|} \sum_{p \in P_i}
-        \log \frac{e^{\ell(c_{ip})}}{\sum_{k \ne i} e^{\ell(c_{ik})}}
+        L_i = mean over the positives p of i of  -log( exp(l(c_ip)) / sum_{k != i} exp(l(c_ik)) )
 
     (Khosla's L_out.) An anchor without a positive has loss 0 and is left out of the mean; if no
     anchor has one, the loss is 0.
@@ -159,9 +158,9 @@ def sup_con(
         embeddings: [N, D]; for V views of a sample, [B, V, D], give ``embeddings.flatten(0, 1)`` and
             ``labels.repeat_interleave(V)``.
         labels: integers, [N].
-        link, reduction, gather_distributed, backend: see :func:`info_nce`.
+        link, reduction, gather_distributed, backend: see ``info_nce``.
 
-    Example:
+    Examples:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
         >>> round(sup_con(z, torch.tensor([0, 0, 1, 1])).item(), 4)
         0.0302

@@ -35,9 +35,9 @@ class _Loss(nn.Module):
 
 
 class InfoNCE(_Loss):
-    """Module form of :func:`taufree.info_nce`, where the arguments are explained.
+    """Module form of ``taufree.info_nce``, where the arguments are explained.
 
-    Example:
+    Examples:
         >>> import torch
         >>> loss = InfoNCE(symmetric=True)
         >>> query = torch.eye(4, requires_grad=True)
@@ -70,6 +70,7 @@ class InfoNCE(_Loss):
         negative_keys: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Tensor:
+        """The loss of a batch; shapes as in ``info_nce``."""
         return info_nce(
             query,
             positive_key,
@@ -85,9 +86,9 @@ class InfoNCE(_Loss):
 
 
 class NTXent(_Loss):
-    """Module form of :func:`taufree.nt_xent`.
+    """Module form of ``taufree.nt_xent``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> NTXent()(torch.eye(4), torch.eye(4)).item() < 1e-3
         True
@@ -104,13 +105,14 @@ class NTXent(_Loss):
         super().__init__(link, reduction, gather_distributed, backend)
 
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
+        """The loss of a batch; shapes as in ``nt_xent``."""
         return nt_xent(view_a, view_b, ids=ids, **self._options())
 
 
 class SupCon(_Loss):
-    """Module form of :func:`taufree.sup_con`.
+    """Module form of ``taufree.sup_con``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
         >>> round(SupCon()(z, torch.tensor([0, 0, 1, 1])).item(), 4)
@@ -128,4 +130,5 @@ class SupCon(_Loss):
         super().__init__(link, reduction, gather_distributed, backend)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch; shapes as in ``sup_con``."""
         return sup_con(embeddings, labels, **self._options())

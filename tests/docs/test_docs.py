@@ -48,6 +48,18 @@ def test_there_is_code_to_run():
     assert {page for page, _ in SNIPPETS} >= {"README.md", "choosing-a-link.md", "theory.md", "lightly.md"}
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_files_that_a_page_names_are_there(page):
+    text = " ".join(page.read_text().split())  # a command may go on in the next line
+    for module in re.findall(r"python -m (benchmarks[\w.]*)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+    for file in re.findall(r"`((?:benchmarks|examples|tests|docs)/[\w./-]+)`", text):
+        assert (ROOT / file).exists(), file
+    if page.name in ("architecture.md", "CONTRIBUTING.md", "loss.md"):  # speak of files below src/taufree too
+        for file in re.findall(r"`([\w/]+(?:\.py|/))`", text):
+            assert any([*ROOT.glob(file), *(ROOT / "src").rglob(file)]), file
+
+
 @pytest.mark.parametrize("name", taufree.__all__)
 def test_every_public_name_has_its_page(name):
     assert f"::: taufree.{name}\n" in (ROOT / "docs" / "reference" / f"{name}.md").read_text()

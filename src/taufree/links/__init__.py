@@ -1,6 +1,6 @@
 """Links: how a cosine becomes a logit.
 
-A loss here is link x contrast x reduction. The paper's link is :class:`LogOdds`; the temperatures
+A loss here is link x contrast x reduction. The paper's link is ``LogOdds``; the temperatures
 it replaces are links as well, so that a comparison changes this one object and nothing else.
 """
 

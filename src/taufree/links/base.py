@@ -19,7 +19,7 @@ class Formula(NamedTuple):
     - "log-odds": logit = scale * log((1 + c + resolution) / (1 - c + resolution))
     - "linear": logit = scale * c
 
-    The scale is what :meth:`Link.formula_scale` gives.
+    The scale is what ``Link.formula_scale`` gives.
     """
 
     kind: Literal["log-odds", "linear"]
@@ -27,7 +27,7 @@ class Formula(NamedTuple):
 
 
 class Link(nn.Module):
-    """Base class of all links: write :meth:`logit` and every loss and backend can use it.
+    """Base class of all links: write ``logit`` and every loss and backend can use it.
 
     The three arguments say the same thing three times, each without loss of digits:
     ``cosine`` = c, ``gap`` = 1 - c and ``rise`` = 1 + c. Near c = 1 use ``gap`` and near c = -1 use
@@ -35,7 +35,7 @@ class Link(nn.Module):
     arguments as they are, which the backward uses again. What is learned must be a parameter of the
     link, and nothing that the logit depends on may change between a forward and its backward.
 
-    Example:
+    Examples:
         >>> class Cubic(Link):
         ...     def logit(self, cosine, gap, rise):
         ...         return 5 * cosine**3
@@ -59,7 +59,7 @@ class Link(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define logit(cosine, gap, rise)")
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        """d logit / d cosine. The default differentiates :meth:`logit`; a closed form is faster."""
+        """d logit / d cosine. The default differentiates ``logit``; a closed form is faster."""
         with torch.enable_grad():
             step = torch.zeros_like(cosine, requires_grad=True)
             logit = self.logit(cosine + step, gap - step, rise + step)
@@ -70,14 +70,14 @@ class Link(nn.Module):
 
     @property
     def formula(self) -> Formula | None:
-        """The link in closed form, if it has one of those that :class:`Formula` knows.
+        """The link in closed form, if it has one of those that ``Formula`` knows.
 
-        Backends are faster with it, and the fused kernels need it; without it they call :meth:`logit`.
+        Backends are faster with it, and the fused kernels need it; without it they call ``logit``.
         """
         return None
 
     def formula_scale(self) -> float | Tensor:
-        """The scale in :attr:`formula`: a number, or a scalar tensor if it is measured or learned.
+        """The scale in ``formula``: a number, or a scalar tensor if it is measured or learned.
 
         A gradient reaches what is learned through that tensor.
         """
@@ -96,11 +96,11 @@ class Link(nn.Module):
 
     @property
     def measures(self) -> bool:
-        """Whether :meth:`prepare` may call ``measure`` now, which ranks must do together."""
+        """Whether ``prepare`` may call ``measure`` now, which ranks must do together."""
         return False
 
     def forward(self, cosine: Tensor) -> Tensor:
-        """The logits of plain cosines, for plots and tests; the losses call :meth:`logit`."""
+        """The logits of plain cosines, for plots and tests; the losses call ``logit``."""
         return self.logit(cosine, 1 - cosine, 1 + cosine)
 
 

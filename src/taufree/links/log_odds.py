@@ -8,16 +8,16 @@ from taufree.links.base import Formula, Link, check_number
 
 
 class LogOdds(Link):
-    r"""The temperature-free link: the log-odds of the cosine.
+    """The temperature-free link: the log-odds of the cosine.
 
-    .. math:: \ell(c) = g \log\frac{1+c+\delta}{1-c+\delta} = 2 g \operatorname{atanh}\frac{c}{1+\delta}
+        l(c) = g log((1 + c + delta) / (1 - c + delta)) = 2 g atanh(c / (1 + delta))
 
     Args:
         gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
         resolution: delta >= 0, the distance below which two vectors count as the same. It makes the
             link finite and differentiable at c = 1; it is not a temperature (docs/explanation/numerics.md).
 
-    Example:
+    Examples:
         >>> import torch
         >>> LogOdds(resolution=0.0)(torch.tensor([0.0, 0.5])).tolist()
         [0.0, 1.09861...]

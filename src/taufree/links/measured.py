@@ -14,10 +14,10 @@ from taufree.links.log_odds import LogOdds, with_gain
 
 
 class CalibratedLogOdds(Link):
-    r"""The log-odds link with a gain that is measured, not set.
+    """The log-odds link with a gain that is measured, not set.
 
-    .. math:: \ell(c) = g \log\frac{1+c+\delta}{1-c+\delta}, \qquad
-        g = \frac{2\,\Gamma(\nu/2)}{\sqrt\pi\,\Gamma((\nu-1)/2)}, \qquad \nu = 1 / \overline{c^2}
+        l(c) = g log((1 + c + delta) / (1 - c + delta))
+        g = 2 Gamma(nu/2) / (sqrt(pi) Gamma((nu-1)/2)),  nu = 1 / mean(c^2)
 
     The cosines of random directions in nu dimensions have a mean square of 1/nu. Taking the negatives for
     such, nu is their effective dimension, and g gives the link at c = 0 the slope of the log-odds that a
@@ -33,9 +33,9 @@ class CalibratedLogOdds(Link):
     all alike, gain 1.
 
     Args:
-        resolution: delta, see :class:`LogOdds`.
+        resolution: delta, see ``LogOdds``.
 
-    Example:
+    Examples:
         >>> from taufree import nt_xent
         >>> link = CalibratedLogOdds()
         >>> link.gain

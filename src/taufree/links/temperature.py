@@ -12,9 +12,9 @@ from taufree.links.base import Formula, Link, Measure, check_number
 
 
 class Temperature(Link):
-    r"""The classical link with a fixed temperature, :math:`\ell(c) = c / \tau`.
+    """The classical link with a fixed temperature, l(c) = c / tau.
 
-    Example:
+    Examples:
         >>> Temperature(0.5)(torch.tensor([1.0])).item()
         2.0
     """
@@ -41,7 +41,7 @@ class Temperature(Link):
 
 
 class LearnableTemperature(Link):
-    r"""CLIP's link, :math:`\ell(c) = e^t c` with a learned :math:`t`.
+    """CLIP's link, l(c) = exp(t) c with a learned t.
 
     Give the link's parameters to the optimizer, as those of any module. Before each loss the
     parameter is brought back to at most ``log(max_scale)``, as CLIP does after each step: unlike a
@@ -51,7 +51,7 @@ class LearnableTemperature(Link):
         init: the temperature to start from; ``log_scale`` starts at ``log(1 / init)``.
         max_scale: the largest ``exp(log_scale)``.
 
-    Example:
+    Examples:
         >>> link = LearnableTemperature()
         >>> round(link.tau, 4), link.log_scale.requires_grad
         (0.07, True)
