@@ -2,6 +2,12 @@ import pytest
 import torch
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """No doctests in tests: their collector would skip a test file whose imports fail, tests and all."""
+    return [found for found in (yield) if type(found) is pytest.Module]
+
+
 def pytest_collection_modifyitems(items):
     """Files with slow tests first: begun last, they would leave the other workers without work."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
