@@ -12,8 +12,8 @@ from importlib.util import find_spec
 
 import torch
 
-import taufree
 from taufree.util.errors import BadInputError
+from taufree.version import __version__
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true")
@@ -59,7 +59,7 @@ def hush() -> None:
 
 def versions() -> dict[str, str]:
     """The versions that a result may depend on; what is not installed is not named."""
-    found = {"python": platform.python_version(), "taufree": taufree.__version__}
+    found = {"python": platform.python_version(), "taufree": __version__}
     for package in (
         "torch",
         "torchvision",

@@ -18,9 +18,9 @@ from torch.nn.functional import normalize
 
 from taufree import Link, nt_xent
 from taufree.experiments.acceleration import Accelerated, Acceleration
-from taufree.experiments.evaluation.linear_probe import draw_splits, probe_predictions, scores
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.grace import Grace, draw_views, load_citeseer
+from taufree.experiments.graphs.linear_probe import draw_splits, probe_predictions, scores
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds, Settings
 

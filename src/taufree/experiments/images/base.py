@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from taufree import distributed
 from taufree.experiments.acceleration import Accelerated, Acceleration
+from taufree.experiments.evaluation.kept import THUMBNAIL
 from taufree.experiments.images.augment import (
     SCALE,
     Parameters,
@@ -24,7 +25,6 @@ from taufree.experiments.images.augment import (
     draw_parameters,
 )
 from taufree.experiments.images.decoded import Images, ahead, fits
-from taufree.experiments.report.kept import THUMBNAIL
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 

@@ -22,6 +22,7 @@ from torch.nn.functional import normalize
 
 from taufree import Link
 from taufree.experiments.evaluation.features import knn_distance
+from taufree.experiments.evaluation.kept import EXTREMES
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_backbone, read_weights
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
@@ -29,7 +30,6 @@ from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import Images, from_arrays, load_images
 from taufree.experiments.images.listing import find_cases
 from taufree.experiments.recipe import Preset, Step
-from taufree.experiments.report.kept import EXTREMES
 from taufree.experiments.settings import Bounds
 
 RESIZE = 256 / 224

@@ -20,10 +20,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from taufree import Link
 from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy, nearest
+from taufree.experiments.evaluation.kept import NEIGHBOURS, QUERIES, SHOWN
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.recipe import Preset, Step
-from taufree.experiments.report.kept import NEIGHBOURS, QUERIES, SHOWN
 from taufree.experiments.settings import Bounds
 from taufree.util.optional import needs
 

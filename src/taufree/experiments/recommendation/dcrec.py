@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from taufree import Link, info_nce
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
-from taufree.experiments.evaluation.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
 from taufree.experiments.recommendation.network import DCRec, Output, Shape, divergence
 from taufree.experiments.recommendation.packing import packed
 from taufree.experiments.recommendation.prepared import NEGATIVES, changed, content, prepared
+from taufree.experiments.recommendation.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 

@@ -12,11 +12,14 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-import taufree.experiments.graphs.grace  # noqa: F401  says if PyG is missing
 from taufree.experiments.recommendation.interactions import Rows
+from taufree.util.optional import needs
 
-from torch_geometric import EdgeIndex  # isort: skip
-from torch_geometric.nn.conv.gcn_conv import gcn_norm  # isort: skip
+# Newer versions of torch announce the end of torch.jit at this import.
+with needs("taufree[graph]"), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch_geometric import EdgeIndex
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 
 @dataclass(frozen=True)

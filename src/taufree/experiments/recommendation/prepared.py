@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from taufree.experiments.evaluation.ranking import draw_negatives
 from taufree.experiments.recommendation.interactions import Interactions, read_interactions
 from taufree.experiments.recommendation.item_graphs import Neighbours, neighbours
+from taufree.experiments.recommendation.ranking import draw_negatives
 
 NEGATIVES = 100
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.manifold import TSNE
 
-from taufree.experiments.report.kept import THUMBNAIL, Arrays
+from taufree.experiments.evaluation.kept import THUMBNAIL, Arrays
 
 _GAP = 8
 _LINES = 2

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
+from taufree.experiments.evaluation.kept import Arrays, load_arrays
 from taufree.experiments.link_names import describe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
-from taufree.experiments.report.kept import Arrays, load_arrays
 from taufree.experiments.report.statistics import best_temperature, free_against_best, spreads
 from taufree.experiments.sweep.results import Line
 from taufree.experiments.training.run import run_slug

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from taufree import Link
 from taufree.backends.numerics import float32_products
 from taufree.experiments.acceleration import Accelerated, Acceleration
+from taufree.experiments.evaluation.kept import save_arrays
 from taufree.experiments.evaluation.pair_statistics import Observation, Tally, temperature_at_zero
 from taufree.experiments.link_names import make_link
 from taufree.experiments.recipe import Recipe
 from taufree.experiments.registry import find_recipe
-from taufree.experiments.report.kept import save_arrays
 from taufree.experiments.training import ranks
 from taufree.experiments.training.batch_norm import synchronised
 from taufree.experiments.training.checkpoint import Checkpoint

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from taufree.experiments.evaluation.ranking import draw_negatives, figures, full_ranks, sampled_ranks
 from taufree.experiments.recommendation.interactions import Rows
+from taufree.experiments.recommendation.ranking import draw_negatives, figures, full_ranks, sampled_ranks
 
 
 def some_rows(users=200, items=50, longest=6):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from taufree.experiments.evaluation.linear_probe import Split, draw_splits, probe_predictions, scores
+from taufree.experiments.graphs.linear_probe import Split, draw_splits, probe_predictions, scores
 
 
 def data(rows=60):

@@ -6,8 +6,8 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
+from taufree.experiments.evaluation.kept import THUMBNAIL, load_arrays, save_arrays
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
-from taufree.experiments.report.kept import THUMBNAIL, load_arrays, save_arrays
 
 
 def arrays(count=30):
