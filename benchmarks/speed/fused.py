@@ -117,7 +117,7 @@ def steps(
     compile_ahead([(n, d) for n, d in sizes if n <= largest])
     rows = []
     for loss, n, d in wanted(sizes):
-        batch = measure.Measured(loss, *measure.pairs(n, d, "cuda", BF16), rate)
+        batch = measure.StepTimer(loss, *measure.pairs(n, d, "cuda", BF16), rate)
         for method in methods("cuda", loss):
             ours = method.name.startswith("taufree triton")
             if not method.installed() or "blockwise" in method.name or (n > largest and not ours):

@@ -8,21 +8,21 @@ import torch
 
 from taufree.bench import measure
 from taufree.bench.measure import (
-    Measured,
+    StepTimer,
     about,
     extra_mib,
     floor_ms,
-    in_a_few_words,
     matmul_tflops,
     milliseconds,
     pairs,
     save,
+    short_reason,
 )
 from taufree.bench.methods import METHODS, Method, logits
 
 
 def batch(loss="symmetric"):
-    return Measured(loss, *pairs(64, 16, "cpu", torch.float32), tflops=0.1)
+    return StepTimer(loss, *pairs(64, 16, "cpu", torch.float32), tflops=0.1)
 
 
 def row(make, link="free"):
@@ -93,7 +93,7 @@ def test_a_failure_is_a_row():
         return (a @ b.T).expand(2**26, 64, 64).clone().sum()  # a petabyte
 
     assert row(greedy)["problem"] == "out of memory"
-    assert in_a_few_words(torch.OutOfMemoryError("CUDA out of memory. Tried ...")) == "out of memory"
+    assert short_reason(torch.OutOfMemoryError("CUDA out of memory. Tried ...")) == "out of memory"
 
 
 def test_json_is_whole_and_knows_no_nan(tmp_path):

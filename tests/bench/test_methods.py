@@ -24,9 +24,9 @@ def oracle(loss, link, a, b):
 
 @pytest.mark.parametrize("link", ["free", "tau"])
 @pytest.mark.parametrize("loss", methods.LOSSES)
-@pytest.mark.parametrize("size", [7, methods.SLICE], ids=["sliced", "whole"])
+@pytest.mark.parametrize("size", [7, methods.SLICE_SIZE], ids=["sliced", "whole"])
 def test_the_truth_is_the_reference(loss, link, size, monkeypatch):
-    monkeypatch.setattr(methods, "SLICE", size * 46)
+    monkeypatch.setattr(methods, "SLICE_SIZE", size * 46)
     a, b = pairs(23, 8, "cpu", torch.float32)
     for found, true in zip(methods.truth(loss, link, a, b), oracle(loss, link, a, b), strict=True):
         assert relative(found, true) < 1e-5

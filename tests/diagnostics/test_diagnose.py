@@ -117,7 +117,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     first, second = pairs(rows=70)
     labels = torch.arange(70) % 6
     expected = [diagnose(first, second), diagnose(first, labels=labels)]
-    for name, size in (("_PRODUCT", 70 * 9), ("_CACHE", 70 * 4), ("_PIECE", 11)):
+    for name, size in (("_PRODUCT_SIZE", 70 * 9), ("_CACHE_SIZE", 70 * 4), ("_PIECE_ROWS", 11)):
         monkeypatch.setattr(anchors, name, size)
     found = [diagnose(first, second), diagnose(first, labels=labels)]
     for one, other in zip(expected, found, strict=True):
@@ -269,9 +269,9 @@ def test_threads_are_given_back() -> None:
 def test_advice() -> None:
     first, second = pairs(rows=64, dimensions=64, noise=0.5)
     text = "\n".join(diagnose(first, second).summary())
-    assert "Temperature 0.05 starves: the gradient has vanished for 100.0% of the non-optimal anchors" in text
-    assert "Temperature 1 never rests: at the optimum it would still pull with" in text
-    assert "Temperature 0.25: no starving, and rest at the optimum" in text
+    assert "Temperature 0.05: the gradient has vanished for 100.0% of the non-optimal anchors" in text
+    assert "Temperature 1: at the optimum the gradient scale is still" in text
+    assert "Temperature 0.25: the gradient neither vanishes early nor stays at the optimum" in text
     assert "Free (no temperature) leaves 0.0%" in text
     for word in ("copy", "zero", "collapsed", "in this order", "resolution"):
         assert word not in text

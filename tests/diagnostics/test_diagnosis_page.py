@@ -24,7 +24,7 @@ def test_a_browser_draws_it(found: Diagnosis, tmp_path: Path) -> None:
     page = write_diagnosis(found, tmp_path)
     dom, console = rendered(page)
     assert console == []
-    for id in ("cosines", "pull", "scales"):
+    for id in ("cosines", "by-cosine", "scales"):
         assert drawn(dom, id), id
     for id in ("schemes", "local", "rows"):
         assert f'<table id="{id}">' in dom
@@ -57,7 +57,7 @@ def test_labels_alone_and_free_alone(tmp_path: Path) -> None:
     page = write_diagnosis(diagnose(rows, labels=labels, taus=[]), tmp_path)
     dom, console = rendered(page)
     assert console == []
-    assert drawn(dom, "pull")
+    assert drawn(dom, "by-cosine")
     assert "second table" not in dom
     assert "temperature 0" not in dom
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from taufree.bench.measure import Measured, Row, about, in_a_few_words, matmul_tflops, pairs
+from taufree.bench.measure import Row, StepTimer, about, matmul_tflops, pairs, short_reason
 from taufree.bench.methods import LOSSES, METHODS, methods
 
 DTYPES = ("bfloat16", "float16", "float32")
-DEFAULTS = {"cuda": ("4096,16384", "512", "bfloat16"), "cpu": ("1024,4096", "128", "float32")}
+DEFAULT_OPTIONS = {"cuda": ("4096,16384", "512", "bfloat16"), "cpu": ("1024,4096", "128", "float32")}
 
 
 def bench(
@@ -21,7 +21,7 @@ def bench(
     device: str,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Row:
-    """Measure every method at every N and D; ``watch`` is told how many rows are done, of how many."""
+    """Measure every method at every N and D; ``watch`` is called with how many rows are done, of how many."""
     check(dtype, loss)
     torch.manual_seed(0)
     every = methods(device, loss)
@@ -32,9 +32,9 @@ def bench(
     rows: list[Row] = []
     for n, d in sizes:
         try:
-            batch = Measured(loss, *pairs(n, d, device, getattr(torch, dtype)), rate)
-        except Exception as error:  # rows that do not fit must not take the smaller sizes with them
-            size = {"loss": loss, "n": n, "d": d, "problem": in_a_few_words(error)}
+            batch = StepTimer(loss, *pairs(n, d, device, getattr(torch, dtype)), rate)
+        except Exception as error:  # rows that do not fit into memory: the other sizes are still measured
+            size = {"loss": loss, "n": n, "d": d, "problem": short_reason(error)}
             rows += [{"method": method.name, **size} for method in there]
             watch(len(rows), len(sizes) * len(there))
             continue

@@ -32,8 +32,8 @@ from taufree.util.files import write_text
 from taufree.util.machine import hardware
 
 MIB = 2**20
-AGREEMENT = (2e-2, 5e-2)  # relative errors of loss and gradient above which a method was called wrongly
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's start and stop are nobody's business
+MAX_ERRORS = (2e-2, 5e-2)  # relative errors of loss and gradient above which a method was called wrongly
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop otherwise
 
 Row = dict[str, Any]
 Step = Callable[[], object]
@@ -120,7 +120,7 @@ def floor_ms(loss: str, n: int, d: int, tflops: float) -> float:
     return (16 if loss == "nt-xent" else 8) * n * n * d / tflops / 1e9
 
 
-class Measured:
+class StepTimer:
     """Steps of one loss on one batch: truth once for each link, then a row for each method."""
 
     def __init__(self, loss: str, a: Tensor, b: Tensor, tflops: float) -> None:
@@ -134,15 +134,15 @@ class Measured:
         n, d = self.a.shape
         row: Row = {"method": method.name, "loss": self.loss, "n": n, "d": d}
         try:
-            with warnings.catch_warnings():  # of compilers and libraries, about themselves
+            with warnings.catch_warnings():  # those of compilers and libraries
                 warnings.simplefilter("ignore")
                 step = stepper(method.make(self.loss), self.a, self.b)
                 row |= self._agreement(step(), method.link)
                 row["ms"] = milliseconds(step, self.device)
                 row |= {"floor_ms": self.floor, "share_of_floor": self.floor / row["ms"]}
                 row["extra_mib"] = extra_mib(step, self.a, self.b)
-        except Exception as problem:  # a method that fails must not take the table with it
-            row["problem"] = in_a_few_words(problem)
+        except Exception as problem:  # a method that fails is one row of the table
+            row["problem"] = short_reason(problem)
         self.a.grad = self.b.grad = None
         if self.device == "cuda":
             torch.cuda.empty_cache()
@@ -155,7 +155,7 @@ class Measured:
         if link not in self.truths:
             self.truths[link] = truth(self.loss, link, self.a, self.b)
         errors = [relative(found, true) for found, true in zip((value, grad), self.truths[link], strict=True)]
-        agrees = all(error <= most for error, most in zip(errors, AGREEMENT, strict=True))
+        agrees = all(error <= most for error, most in zip(errors, MAX_ERRORS, strict=True))
         return {"loss_error": errors[0], "gradient_error": errors[1], "agrees": agrees}
 
 
@@ -164,10 +164,10 @@ def relative(found: Tensor, true: Tensor) -> float:
     return float((found.double() - true.double()).norm() / true.double().norm())
 
 
-def in_a_few_words(problem: Exception) -> str:
+def short_reason(problem: Exception) -> str:
     """One short line for a table.
 
-    >>> in_a_few_words(RuntimeError("no kernel\\nfor this"))
+    >>> short_reason(RuntimeError("no kernel\\nfor this"))
     'RuntimeError: no kernel for this'
     """
     if isinstance(problem, torch.OutOfMemoryError) or "allocate memory" in str(problem):
@@ -189,12 +189,12 @@ def about(device: str, packages: Sequence[str] = ()) -> Row:
 
 
 def save(result: Row, path: Path) -> None:
-    """Write JSON; who reads it meanwhile finds the old file or the new one."""
+    """Write JSON, whole or not at all."""
     write_text(path, json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity."""
+    """The value with None for NaN and infinity, which JSON has no words for."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -23,7 +23,7 @@ import taufree
 TAU = 0.07
 RESOLUTION = taufree.LogOdds().resolution
 LOSSES = ("symmetric", "nt-xent")
-SLICE = 2**26  # similarities that the truth holds at a time
+SLICE_SIZE = 2**26  # similarities that `truth` holds at a time
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Direction = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ def methods(device: str, loss: str) -> list[Method]:
 
 
 def logits(link: str, cosines: Tensor) -> Tensor:
-    """The link as one writes it by hand."""
+    """The link, written by hand."""
     if link == "tau":
         return cosines / TAU
     cosines = cosines / (1 + RESOLUTION)
@@ -84,7 +84,7 @@ def _sliced(link: str, anchors: Tensor, keys: Tensor, shift: int, without_self: 
         return F.cross_entropy(scores, (own + shift) % len(keys), reduction="sum")
 
     own = torch.arange(len(anchors), device=anchors.device)
-    size = max(1, SLICE // len(keys))
+    size = max(1, SLICE_SIZE // len(keys))
     parts = [
         checkpoint(part, rows, keys, mine, use_reentrant=False, preserve_rng_state=False)
         for rows, mine in zip(torch.split(anchors, size), torch.split(own, size), strict=True)

@@ -42,12 +42,12 @@ def bench(
     """
     import torch
 
-    from taufree.bench.compare import DEFAULTS, check, numbers, remarks, table_row
+    from taufree.bench.compare import DEFAULT_OPTIONS, check, numbers, remarks, table_row
     from taufree.bench.compare import bench as measure
     from taufree.bench.measure import save
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    given = [given or default for given, default in zip((n, d, dtype), DEFAULTS[device], strict=True)]
+    given = [given or default for given, default in zip((n, d, dtype), DEFAULT_OPTIONS[device], strict=True)]
     try:
         if out.is_dir():
             raise ValueError(f"--out must be a file, got the folder {out}.")

@@ -19,19 +19,19 @@ from taufree.backends.numerics import full_precision
 from taufree.diagnostics.gradient_scale import chance_scale, gradient_scale, logit_and_slope
 
 TAUS = (0.05, 0.1, 0.25, 0.5, 1.0)
-HARDEST = 0.01
+HARDEST_SHARE = 0.01
 """The share of an anchor's negatives, by cosine, that counts as its hardest; one negative at least."""
 
-_PRODUCT = 2**24
-"""Cosines computed in one go, 64 MB: large enough for a fast matrix product."""
-_PIECE = 4096
-"""Rows of a table normalised in one go."""
-_CACHE = 2**20
-"""Cosines looked at in one go on a CPU, 4 MB: small enough to stay in its cache."""
+_PRODUCT_SIZE = 2**24
+"""Cosines of one matrix product, 64 MB: large enough for a fast one."""
+_PIECE_ROWS = 4096
+"""Rows of a table that are normalised at a time."""
+_CACHE_SIZE = 2**20
+"""Cosines of a block on a CPU, 4 MB: small enough to stay in its cache."""
 
 
 @dataclass(frozen=True)
-class Block:
+class AnchorBlock:
     """The cosines of B anchors and their N candidates.
 
     Shape:
@@ -41,7 +41,7 @@ class Block:
         group: [B, P], those columns (padded by repetition).
         positives, negatives: [B], how many there are.
         hardest: [B, H], columns of the hardest negatives in falling order; a row's first
-            ceil(HARDEST * negatives) count.
+            ceil(HARDEST_SHARE * negatives) count.
     """
 
     positive: Tensor
@@ -53,8 +53,8 @@ class Block:
     hardest: Tensor
 
 
-class Measured(NamedTuple):
-    """What is kept of B anchors under S schemes.
+class AnchorStatistics(NamedTuple):
+    """What is kept of B anchors for each of S links.
 
     Shape:
         positives, negatives: [B], how many there are.
@@ -97,7 +97,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -> Iterator[Block]:
+def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -> Iterator[AnchorBlock]:
     """Compare the anchors ``first[rows]`` with every row of ``second``, or of ``first`` but themselves.
 
     float32 is enough: its rounding of a cosine, 1e-7, is a thousandth of the free link's resolution.
@@ -110,17 +110,18 @@ def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -
     table, total = (first if second is None else second), len(first)
     order, sizes = groups.argsort(), groups.bincount()
     starts, slot = sizes.cumsum(0) - sizes, torch.arange(int(sizes.max()), device=first.device)
-    hard = -(-total // round(1 / HARDEST))
-    tall = min(len(rows), max(1, _PRODUCT // total))
+    hard = -(-total // round(1 / HARDEST_SHARE))
+    tall = min(len(rows), max(1, _PRODUCT_SIZE // total))
     buffer = torch.empty(tall, total, dtype=torch.float32, device=first.device)  # whatever the default is
     for part in pieces(rows, tall):
         anchors, cosines = unit(first[part]), buffer[: len(part)]
         with full_precision(first.device):
             # The table is normalised piece by piece, each time anew: a second copy of it may not fit.
-            for left, piece in enumerate(pieces(table, _PIECE)):
-                torch.mm(anchors, unit(piece).T, out=cosines[:, _PIECE * left : _PIECE * left + len(piece)])
+            for number, piece in enumerate(pieces(table, _PIECE_ROWS)):
+                left = _PIECE_ROWS * number
+                torch.mm(anchors, unit(piece).T, out=cosines[:, left : left + len(piece)])
         cosines.clamp_(-1, 1)
-        height = len(part) if first.is_cuda else max(1, _CACHE // total)
+        height = len(part) if first.is_cuda else max(1, _CACHE_SIZE // total)
         for row, cosine in zip(pieces(part, height), pieces(cosines, height), strict=True):
             size = sizes[groups[row]].unsqueeze(1)
             counts = slot < size
@@ -129,7 +130,7 @@ def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -
             hardest = cosine.scatter_(1, group, -torch.inf).topk(hard).indices
             if second is None:
                 counts = counts & (group != row.unsqueeze(1))
-            yield Block(
+            yield AnchorBlock(
                 positive=positive,
                 counts=counts,
                 negative=cosine.scatter_(1, group, -1.0),
@@ -140,17 +141,17 @@ def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -
             )
 
 
-def measure(links: Iterable[Link], block: Block) -> Measured:
+def measure(links: Iterable[Link], block: AnchorBlock) -> AnchorStatistics:
     """Reduce a block to what is kept of its anchors, for each link."""
 
     def mean(values: Tensor) -> Tensor:
         return values.masked_fill(~block.counts, 0.0).sum(1) / block.positives
 
-    pulls = [
+    found = [
         (*gradients(link, block), chance_scale(link, block.positives, block.negatives)) for link in links
     ]
-    scale, hardest, chance = (torch.stack(values) for values in zip(*pulls, strict=True))
-    return Measured(
+    scale, hardest, chance = (torch.stack(values) for values in zip(*found, strict=True))
+    return AnchorStatistics(
         positives=block.positives,
         negatives=block.negatives,
         cosine=mean(block.positive),
@@ -161,7 +162,7 @@ def measure(links: Iterable[Link], block: Block) -> Measured:
     )
 
 
-def gradients(link: Link, block: Block) -> tuple[Tensor, Tensor]:
+def gradients(link: Link, block: AnchorBlock) -> tuple[Tensor, Tensor]:
     """Each anchor's gradient scale, and the share of its negatives' gradient spent on the hardest.
 
     Shape:
@@ -172,6 +173,6 @@ def gradients(link: Link, block: Block) -> tuple[Tensor, Tensor]:
     other.scatter_(1, block.group, -torch.inf)  # in place: the links of `schemes` return new tensors
     scale, parts = gradient_scale((logit.masked_fill(~block.counts, -torch.inf), slope), (other, steep))
     rank = torch.arange(block.hardest.shape[1], device=parts.device)
-    percent = round(1 / HARDEST)
+    percent = round(1 / HARDEST_SHARE)
     chosen = rank < ((block.negatives + percent - 1) // percent).unsqueeze(1)
     return scale, (parts.gather(1, block.hardest) * chosen).sum(1) / parts.sum(1)

@@ -1,4 +1,4 @@
-"""Is my temperature hurting me? What each temperature, and none, would do with given embeddings."""
+"""What each temperature, and none, would do with given embeddings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from taufree import Link, Temperature
-from taufree.diagnostics.anchors import TAUS, Measured, blocks, measure, pieces, schemes
-from taufree.diagnostics.diagnosis import COSINE_EDGES, OPTIMAL, SCALE_EDGES, VANISHED, Diagnosis, Scheme
+from taufree.diagnostics.anchors import TAUS, AnchorStatistics, blocks, measure, pieces, schemes
+from taufree.diagnostics.diagnosis import (
+    COSINE_EDGES,
+    OPTIMAL_COSINE,
+    SCALE_EDGES,
+    VANISHED_SHARE,
+    Diagnosis,
+    Scheme,
+)
 from taufree.diagnostics.gradient_scale import optimum_scale
 from taufree.util.optional import needs
 
@@ -22,7 +29,7 @@ with needs("taufree[cli]"):
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_FINE = 20
+_FINE_BINS = 20
 """Bins counted for each bin of `COSINE_EDGES`, so that quantiles can be read from the counts."""
 
 
@@ -49,7 +56,7 @@ def diagnose(
         labels: [N] integers; a row whose label is unique is no anchor without `second`.
         taus: the temperatures to compare with free, which is `LogOdds()`.
         sample: look at this many anchors at most, drawn at random with `seed`; all rows stay candidates.
-        watch: is told now and then how many anchors are done, of how many.
+        watch: called after each block with how many anchors are done, of how many.
 
     Examples:
         >>> first = np.eye(4, 8)
@@ -69,12 +76,12 @@ def diagnose(
     draw = torch.randperm(len(eligible), generator=torch.Generator().manual_seed(seed))[:sample]
     rows = eligible[draw.sort().values.to(a.device)]
 
-    bins = _FINE * (len(COSINE_EDGES) - 1)
+    bins = _FINE_BINS * (len(COSINE_EDGES) - 1)
     positive_counts, negative_counts = torch.zeros(2, bins, dtype=torch.float64)
     negative_sum, negative_squares, done = 0.0, 0.0, 0
     # Filled in place: small tensors kept from each block would keep its large ones from being reused.
     each = torch.empty(4, len(rows), dtype=torch.float64)
-    found = Measured(*each, *torch.empty(3, len(links), len(rows), dtype=torch.float64))
+    found = AnchorStatistics(*each, *torch.empty(3, len(links), len(rows), dtype=torch.float64))
     with _one_thread():
         for block in blocks(a, b, groups, rows):
             filled = len(a) - block.negatives  # columns that are no negatives hold -1: take them out again
@@ -89,7 +96,7 @@ def diagnose(
                 whole[..., part] = values
             watch(done, len(rows))
 
-    duplicates, zero_rows = _blemishes(a, b, groups)
+    duplicates, zero_rows = _copies_and_zeros(a, b, groups)
     centres = np.linspace(-1, 1, 2 * bins + 1)[1::2]
     return Diagnosis(
         rows=len(a),
@@ -105,7 +112,7 @@ def diagnose(
         effective_dimension=1 / max(negative_squares / found.negatives.sum().item(), 1 / a.shape[1]),
         positive_counts=_coarse(positive_counts),
         negative_counts=_coarse(negative_counts),
-        non_optimal=(found.cosine < OPTIMAL).double().mean().item(),
+        non_optimal=(found.cosine < OPTIMAL_COSINE).double().mean().item(),
         local_temperature={
             "positives": _quantiles(found.local),
             "negatives": _quantiles((1 - torch.from_numpy(centres) ** 2) / 2, negative_counts),
@@ -131,10 +138,10 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _scheme(name: str, link: Link, number: int, found: Measured) -> Scheme:
+def _scheme(name: str, link: Link, number: int, found: AnchorStatistics) -> Scheme:
     scale, chance = found.scale[number], found.chance[number]
     relative, cosine = (scale / chance).numpy(), found.cosine.numpy()
-    room = cosine < OPTIMAL
+    non_optimal = cosine < OPTIMAL_COSINE
     log = np.log10(relative.clip(10.0 ** SCALE_EDGES[0], 10.0 ** SCALE_EDGES[-1]))
     place = np.digitize(cosine, COSINE_EDGES[1:-1])
     bins = range(len(COSINE_EDGES) - 1)
@@ -145,14 +152,14 @@ def _scheme(name: str, link: Link, number: int, found: Measured) -> Scheme:
         chance=chance.mean().item(),
         relative=np.histogram(log.clip(SCALE_EDGES[0], SCALE_EDGES[-1]), SCALE_EDGES)[0].tolist(),
         by_cosine=[float(np.median(relative[place == i])) if (place == i).any() else None for i in bins],
-        vanished=float((relative[room] < VANISHED).mean()) if room.any() else 0.0,
+        vanished=float((relative[non_optimal] < VANISHED_SHARE).mean()) if non_optimal.any() else 0.0,
         hardest=found.hardest[number].mean().item(),
         optimum=(optimum_scale(link, found.positives, found.negatives) / chance).mean().item(),
     )
 
 
 def _coarse(counts: Tensor) -> list[int]:
-    shown: list[int] = counts.view(-1, _FINE).sum(1).long().tolist()
+    shown: list[int] = counts.view(-1, _FINE_BINS).sum(1).long().tolist()
     return shown
 
 
@@ -169,7 +176,7 @@ def _quantiles(values: Tensor, counts: Tensor | None = None) -> dict[str, float]
     }
 
 
-def _blemishes(a: Tensor, b: Tensor | None, groups: Tensor) -> tuple[dict[str, int], dict[str, int]]:
+def _copies_and_zeros(a: Tensor, b: Tensor | None, groups: Tensor) -> tuple[dict[str, int], dict[str, int]]:
     """Count exact copies and all-zero rows, see `Diagnosis`. Zero rows are not counted as copies."""
     wide = torch.float64 if torch.float64 in (a.dtype, a.dtype if b is None else b.dtype) else torch.float32
     keys_a, zero_a = _hashes(a, wide)

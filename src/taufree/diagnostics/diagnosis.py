@@ -5,32 +5,32 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from taufree.diagnostics.anchors import HARDEST
+from taufree.diagnostics.anchors import HARDEST_SHARE
 from taufree.diagnostics.theory.closed_forms import dimension_temperature
 from taufree.util.optional import needs
 
 with needs("taufree[cli]"):
     import numpy as np
 
-OPTIMAL = 0.95
+OPTIMAL_COSINE = 0.95
 """An anchor whose positive cosine is below this is non-optimal."""
-VANISHED = 0.01
+VANISHED_SHARE = 0.01
 """A gradient scale below this share of the one at chance has vanished."""
 COSINE_EDGES = np.linspace(-1, 1, 101)
 """Bins of the cosines in a `Diagnosis`."""
 SCALE_EDGES = np.linspace(-8, 4, 61)
 """Bins of log10(gradient scale / gradient scale at chance); the outer bins hold what lies beyond them."""
 DEFINITIONS = {
-    "gradient scale": "how hard the loss pulls at one anchor: the sum, over all its candidates, of the size "
-    "of the loss's derivative with respect to their cosine. It is not the length of the gradient of the "
+    "gradient scale": "how strongly the loss acts on one anchor: the sum, over all its candidates, of the "
+    "size of the loss's derivative with respect to their cosine. It is not the length of the gradient of the "
     "embedding: that has a factor sqrt(1 - c^2) more, which is 0 at c = 1.",
     "at chance": "the gradient scale that the same scheme gives to an anchor with as many candidates whose "
     "cosines are all 0, as if the embeddings knew nothing yet.",
     "non-optimal": f"the cosine of the anchor and its positive (the mean, where there are several) is "
-    f"below {OPTIMAL}: there is still something to learn.",
-    "vanished": f"the anchor's gradient scale is below {VANISHED:.0%} of the one at chance: training has "
-    "all but stopped there.",
-    "hardest": f"the {HARDEST:.0%} of an anchor's negatives that are most similar to it, one at least.",
+    f"below {OPTIMAL_COSINE}: there is still something to learn.",
+    "vanished": f"the anchor's gradient scale is below {VANISHED_SHARE:.0%} of the one at chance: training "
+    "has all but stopped there.",
+    "hardest": f"the {HARDEST_SHARE:.0%} of an anchor's negatives that are most similar to it, one at least.",
     "at the optimum": "the gradient scale, relative to chance, when every positive has cosine 1 and every "
     "negative -1. Nothing is left to gain there, so it should be near 0. What free shows there comes from "
     "its resolution, which keeps identical vectors finite; it grows with the number of candidates.",
@@ -41,8 +41,8 @@ DEFINITIONS = {
     "temperature, the one that is as steep at cosine 0 as the log-odds that a random pair is less similar; 3 "
     "dimensions or fewer for 0.5. CalibratedLogOdds() measures and uses it.",
 }
-_NOTABLE = 0.05
-"""From this share on, the summary speaks of a temperature that starves or does not rest."""
+_NOTABLE_SHARE = 0.05
+"""From this share on, the summary names a temperature whose gradient vanishes or stays at the optimum."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Diagnosis:
         """The findings as sentences, the advice included."""
         free = next(scheme for scheme in self.schemes if scheme.tau is None)
         taus = [scheme for scheme in self.schemes if scheme.tau is not None]
-        starved = [scheme for scheme in taus if scheme.vanished >= _NOTABLE]
-        restless = [scheme for scheme in taus if scheme.optimum >= _NOTABLE]
-        calm = [scheme for scheme in taus if scheme not in starved and scheme not in restless]
+        vanishing = [scheme for scheme in taus if scheme.vanished >= _NOTABLE_SHARE]
+        lasting = [scheme for scheme in taus if scheme.optimum >= _NOTABLE_SHARE]
+        neither = [scheme for scheme in taus if scheme not in vanishing and scheme not in lasting]
         count = ",.1f" if self.labelled else ",.0f"
         lines = [
             f"Looked at {self.anchors:,} of {self.eligible:,} anchors"
@@ -130,42 +130,42 @@ class Diagnosis:
             + f", each with {self.positives:{count}} positive{'s' if self.labelled else ''} and "
             + f"{self.negatives:{count}} negatives{' on average' if self.labelled else ''}.",
             f"The mean cosine of positives is {self.positive_mean:.3f}, of negatives "
-            f"{round(self.negative_mean, 3) + 0.0:.3f}; "
-            f"{self.non_optimal:.1%} of the anchors are non-optimal (positive cosine below {OPTIMAL}).",
+            f"{round(self.negative_mean, 3) + 0.0:.3f}; {self.non_optimal:.1%} of the anchors are "
+            f"non-optimal (positive cosine below {OPTIMAL_COSINE}).",
         ]
         lines.append(
             f"The effective dimension of the negatives is {self.effective_dimension:.3g}, which stands for a "
             f"temperature of {self.effective_temperature:.2g} at cosine 0."
         )
         lines += [
-            f"{_capital(scheme.title)} starves: the gradient has vanished for {scheme.vanished:.1%} of the "
+            f"{_capital(scheme.title)}: the gradient has vanished for {scheme.vanished:.1%} of the "
             f"non-optimal anchors, so they hardly train. A higher temperature, or none, reaches them."
-            for scheme in starved
+            for scheme in vanishing
         ]
         lines += [
-            f"{_capital(scheme.title)} never rests: at the optimum it would still pull with "
-            f"{scheme.optimum:.0%} of its strength at chance."
-            for scheme in restless
+            f"{_capital(scheme.title)}: at the optimum the gradient scale is still {scheme.optimum:.0%} of "
+            "the one at chance."
+            for scheme in lasting
         ]
-        if calm:
-            names = _capital(", ".join(scheme.title for scheme in calm))
+        if neither:
+            names = _capital(", ".join(scheme.title for scheme in neither))
             lines.append(
-                f"{names}: no starving, and rest at the optimum, for these embeddings and this number of "
-                "candidates; both change with the batch size and during training."
+                f"{names}: the gradient neither vanishes early nor stays at the optimum, for these "
+                "embeddings and this number of candidates; both change with the batch size and in training."
             )
         lines.append(
             f"{_capital(free.title)} leaves {free.vanished:.1%} of the non-optimal anchors without gradient "
-            f"and spends {free.hardest:.0%} of the negatives' gradient on the hardest {HARDEST:.0%}."
+            f"and spends {free.hardest:.0%} of the negatives' gradient on the hardest {HARDEST_SHARE:.0%}."
         )
-        if free.optimum >= _NOTABLE:
+        if free.optimum >= _NOTABLE_SHARE:
             lines.append(
-                f"{_capital(free.title)} keeps {free.optimum:.0%} of its strength at the optimum, for so "
-                "many candidates: that is its resolution, and a smaller `LogOdds(resolution=...)` lowers it."
+                f"{_capital(free.title)}: at the optimum the gradient scale is still {free.optimum:.0%} of "
+                "the one at chance, for so many candidates: a smaller `LogOdds(resolution=...)` lowers it."
             )
         if copies := self.duplicates["false_negatives"]:
             lines.append(
                 f"Rows with a copy of themselves or of their positive among their negatives: {copies:,}. "
-                "The loss pushes equal things apart: "
+                "The loss separates equal rows: "
                 + (
                     "check their labels."
                     if self.labelled

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from taufree.diagnostics.anchors import HARDEST
+from taufree.diagnostics.anchors import HARDEST_SHARE
 from taufree.diagnostics.diagnosis import (
     COSINE_EDGES,
     DEFINITIONS,
-    OPTIMAL,
+    OPTIMAL_COSINE,
     SCALE_EDGES,
-    VANISHED,
+    VANISHED_SHARE,
     Diagnosis,
     Scheme,
 )
@@ -23,7 +23,7 @@ with needs("taufree[cli]"):
     import numpy as np
     import plotly.graph_objects as go
 
-# Okabe and Ito's palette, told apart under every common colour blindness; black is kept for free.
+# Okabe and Ito's palette, distinct under every common colour blindness; black is kept for free.
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
 
 
@@ -47,39 +47,39 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
     page.heading("In short")
     page.bullets(d.summary())
     page.text(
-        "A contrastive loss takes one row, the anchor, pulls it towards the row it belongs with, its "
-        "positive, and pushes it away from all others, its negatives. A temperature decides how strongly, "
-        "and which of them matter. Too low, and the loss loses interest in pairs that still need work; too "
-        "high, and it goes on pulling where nothing is left to gain. The free loss scores a cosine c by "
-        "log((1 + c) / (1 - c)) and has no temperature to choose."
+        "A contrastive loss takes one row, the anchor, moves it towards the row it belongs with, its "
+        "positive, and away from all others, its negatives. A temperature decides how strongly, and which of "
+        "them matter. If it is too low, the gradient vanishes for pairs that still have something to learn; "
+        "if it is too high, a gradient stays where nothing is left to gain. The free loss scores a cosine c "
+        "by log((1 + c) / (1 - c)) and has no temperature to choose."
     )
     page.text(
         "All rows are taken as one batch here. With fewer candidates, as in a smaller batch, every "
-        "temperature starves sooner and rests earlier: to see your own batch size, give one batch."
+        "temperature's gradient vanishes earlier: to see your own batch size, give one batch."
     )
 
     page.heading("How similar are positives and negatives?")
     page.figure(
         _cosines(d),
         id="cosines",
-        caption="Share of the positive and of the negative pairs at each cosine. The further apart the two "
-        "hills, the better the embeddings tell positives from negatives.",
+        caption="Share of the positive and of the negative pairs at each cosine. The less the two "
+        "overlap, the better the embeddings tell positives from negatives.",
     )
 
     page.heading("Who still gets a gradient?")
     page.figure(
-        _pull(d),
-        id="pull",
-        caption="How hard each scheme pulls at an anchor, by the cosine of the anchor and its positive: the "
-        "median gradient scale, 1 being the scheme's own scale at chance. Anchors below the dashed line have "
-        "all but stopped training. Left of the dotted line there is still something to learn. Near cosine 1 "
-        "a step of the embedding hardly moves the cosine, so a large scale there is no large step.",
+        _by_cosine(d),
+        id="by-cosine",
+        caption="How strongly each scheme acts on an anchor, by the cosine of the anchor and its positive: "
+        "the median gradient scale, 1 being the scheme's own scale at chance. Anchors below the dashed line "
+        "have all but stopped training. Left of the dotted line there is still something to learn. Near "
+        "cosine 1 a step of the embedding hardly changes the cosine: a large scale there is no large step.",
     )
     page.figure(
         _scales(d),
         id="scales",
-        caption="Share of the anchors at each gradient scale. A hill left of the dashed line is a group of "
-        "anchors that the scheme starves.",
+        caption="Share of the anchors at each gradient scale. Left of the dashed line are the anchors whose "
+        "gradient has vanished.",
     )
     page.table(
         [_row(scheme) for scheme in d.schemes],
@@ -137,7 +137,7 @@ def _row(scheme: Scheme) -> dict[str, str]:
     return {
         "scheme": scheme.title,
         "non-optimal anchors whose gradient vanished": f"{scheme.vanished:.1%}",
-        f"negatives' gradient spent on the hardest {HARDEST:.0%}": f"{scheme.hardest:.1%}",
+        f"negatives' gradient spent on the hardest {HARDEST_SHARE:.0%}": f"{scheme.hardest:.1%}",
         "gradient scale at the optimum, of that at chance": f"{scheme.optimum:.2%}",
         "median gradient scale": f"{scheme.scale['50%']:.3g}",
         "gradient scale at chance": f"{scheme.chance:.3g}",
@@ -171,7 +171,7 @@ def _cosines(d: Diagnosis) -> go.Figure:
     return fig
 
 
-def _pull(d: Diagnosis) -> go.Figure:
+def _by_cosine(d: Diagnosis) -> go.Figure:
     fig = go.Figure()
     centres = (COSINE_EDGES[1:] + COSINE_EDGES[:-1]) / 2
     floor = 10.0 ** SCALE_EDGES[0]
@@ -188,8 +188,8 @@ def _pull(d: Diagnosis) -> go.Figure:
             line=line,
             mode="lines+markers",
         )
-    fig.add_hline(y=VANISHED, line={"color": "#52606d", "dash": "dash", "width": 1})
-    fig.add_vline(x=OPTIMAL, line={"color": "#52606d", "dash": "dot", "width": 1})
+    fig.add_hline(y=VANISHED_SHARE, line={"color": "#52606d", "dash": "dash", "width": 1})
+    fig.add_vline(x=OPTIMAL_COSINE, line={"color": "#52606d", "dash": "dot", "width": 1})
     fig.update_xaxes(title="cosine of the anchor and its positive")
     fig.update_yaxes(title="gradient scale / at chance", type="log", exponentformat="power", dtick=1)
     return fig
@@ -205,7 +205,7 @@ def _scales(d: Diagnosis) -> go.Figure:
             name=scheme.title,
             line={**line, "shape": "hvh"},
         )
-    fig.add_vline(x=VANISHED, line={"color": "#52606d", "dash": "dash", "width": 1})
+    fig.add_vline(x=VANISHED_SHARE, line={"color": "#52606d", "dash": "dash", "width": 1})
     held = np.flatnonzero(np.sum([scheme.relative for scheme in d.schemes], axis=0))
     shown = [min(SCALE_EDGES[held[0]], -2.4), max(SCALE_EDGES[held[-1] + 1], 0.4)]
     fig.update_xaxes(

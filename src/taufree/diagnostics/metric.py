@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from taufree.diagnostics.anchors import TAUS, blocks, measure, schemes
-from taufree.diagnostics.diagnosis import OPTIMAL, VANISHED
+from taufree.diagnostics.diagnosis import OPTIMAL_COSINE, VANISHED_SHARE
 from taufree.util.optional import needs
 
 with needs("taufree[lightning]"):
@@ -17,7 +17,8 @@ with needs("taufree[lightning]"):
 
 
 class ContrastiveDiagnostics(Metric):
-    """Whether a temperature starves the pairs of the batches seen, see `taufree.diagnostics.diagnosis`.
+    """Whether a temperature's gradient vanishes for the pairs of the batches seen, see
+    `taufree.diagnostics.diagnosis`.
 
     Row i of `second` is the positive of row i of `first`, the other rows of `second` in the batch are its
     negatives. Every value is a mean over all anchors seen, so it describes the batch size that is trained
@@ -87,17 +88,17 @@ class ContrastiveDiagnostics(Metric):
         rows = torch.arange(len(first), device=first.device)
         for block in blocks(first, second, rows, rows):
             found = measure(self.schemes.values(), block)
-            non_optimal = found.cosine < OPTIMAL
+            non_optimal = found.cosine < OPTIMAL_COSINE
             self.anchors += len(found.cosine)
             self.negatives += found.negatives.sum()
             self.positive_sum += found.cosine.sum()
             # The column of the positive holds -1 among the negatives.
             self.negative_sum += (block.negative.sum(1) + 1).sum()
             self.local_sum += found.local.sum()
-            # No comparison holds for NaN: let it through, for a share of 0 would look like a good one.
+            # No comparison is true for NaN: keep it, since a share of 0 would look like a good one.
             self.non_optimal_sum += non_optimal.float().masked_fill(found.cosine.isnan(), torch.nan).sum()
             self.scale_sum += found.scale.sum(1)
-            self.vanished_sum += (non_optimal & (found.scale < VANISHED * found.chance)).sum(1)
+            self.vanished_sum += (non_optimal & (found.scale < VANISHED_SHARE * found.chance)).sum(1)
             self.hardest_sum += found.hardest.sum(1)
 
     def compute(self) -> dict[str, float]:

@@ -47,13 +47,13 @@ def compiles(device: torch.device) -> bool:
 
 
 def hush() -> None:
-    """Leave out what is told of every run on a GPU and asks nothing of the user."""
+    """Leave out Lightning's messages that come with every run on a GPU and ask nothing of the user."""
     from lightning_utilities.core import rank_zero
 
-    # Lightning's announcement of the precision, and advice on it. The logger's name is that of the package
-    # which was imported last: lightning.fabric, lightning.pytorch or pytorch_lightning.
+    # The announcement of the precision, and advice on it. The logger's name is that of the package which was
+    # imported last: lightning.fabric, lightning.pytorch or pytorch_lightning.
     rank_zero.log.setLevel(logging.WARNING)
-    # In float16 the first steps are left out until the loss's scale fits; the schedule goes on.
+    # In float16 the first steps are skipped until the loss's scale fits; the schedule goes on.
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
 
 

@@ -1,8 +1,8 @@
 """The loss and its gradient in the paper's scenario, and the cosine of random directions, as closed forms.
 
 The scenario: an anchor has one positive at cosine C and N - 1 negatives at cosine -C, with 0 <= C <= 1: at
-C = 0 it cannot tell them apart, C = 1 is the optimum. A *gradient scale* is the size of a loss's derivative,
-how hard gradient descent pulls at that C. Every function takes numbers or arrays and broadcasts them;
+C = 0 it cannot tell them apart, C = 1 is the optimum. A *gradient scale* is the size of a loss's derivative
+with respect to C. Every function takes numbers or arrays and broadcasts them;
 numbers alone give a numpy number back.
 
 All exponents here are <= 0, so nothing overflows, and 1 - C is exact in floating point for C >= 1/2,
@@ -291,7 +291,7 @@ def _any_cosine(c: ArrayLike) -> Values:
 
 
 def _half(nu: ArrayLike) -> Values:
-    """(nu - 1) / 2, once nu has been looked at."""
+    """(nu - 1) / 2, for a valid nu."""
     dimension = np.asarray(nu, dtype=np.float64)
     if not np.all((dimension >= 2) & np.isfinite(dimension)):
         raise ValueError(f"nu must be finite and at least 2, but got {dimension}.")

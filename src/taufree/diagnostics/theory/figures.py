@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from the closed forms in `theory`."""
+"""The figures of the theory, drawn from its closed forms."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ with needs("taufree[cli]"):
 
 TEMPERATURES = (0.1, 0.25, 0.5, 1.0)
 CANDIDATES = (2, 4, 8, 16)
-# Four colours of Okabe and Ito's palette, told apart under every common colour blindness; the dashes
-# tell the lines apart in black and white too.
-LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#000000", ":"))
-PUBLISHED = {
+# Four colours of Okabe and Ito's palette, distinct under every common colour blindness; the dashes
+# distinguish the lines in black and white too.
+LINE_STYLES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#000000", ":"))
+PUBLISHED_TEMPERATURES = {
     0.5: "SimCLR (CIFAR-10), free",
     0.3: "BYOL's study",
     0.25: "MSC",
@@ -31,7 +31,7 @@ PUBLISHED = {
     0.05: "SimCSE, MABEL",
 }
 """Temperatures of InfoNCE that others found best or chose."""
-COSINE = "cosine C of the positive (negatives at -C)"
+COSINE_LABEL = "cosine C of the positive (negatives at -C)"
 STYLE = {
     "figure.dpi": 150,
     "figure.figsize": (6.4, 4.0),
@@ -52,7 +52,7 @@ STYLE = {
 def draw_figures(out: Path, *, watch: Callable[[int, int], None] = lambda done, total: None) -> list[Path]:
     """Draw every figure as PNG and PDF into the folder `out`, made if absent, and return the files' paths.
 
-    `watch` is told after each figure how many are done, of how many.
+    `watch` is called after each figure with how many are done, of how many.
     A file appears only when it is complete: all are drawn in a hidden folder beside, then moved.
     The caller's matplotlib settings neither show in the figures nor change.
     """
@@ -73,13 +73,13 @@ def draw_figures(out: Path, *, watch: Callable[[int, int], None] = lambda done, 
         return [path.replace(out / path.name) for path in drawn]
 
 
-def links() -> Figure:
+def draw_links() -> Figure:
     """The idea: logits by cosine (left) and gradient scales (right), for three temperatures and none."""
     c = 1 - np.geomspace(1, 1e-5, 1001)
     cosine = np.concatenate([-c[::-1], c])
     figure = Figure(figsize=(8.4, 3.5))
     logits, scales = figure.subplots(1, 2)
-    for tau, line in zip((0.1, 0.5, 1.0), LINES, strict=False):
+    for tau, line in zip((0.1, 0.5, 1.0), LINE_STYLES, strict=False):
         _curve(logits, cosine, cosine / tau, f"c/τ, τ = {tau:g}", line)
         _curve(scales, c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
     free = ("#000000", "-")
@@ -87,18 +87,20 @@ def links() -> Figure:
     _curve(scales, c, theory.free_scale(c), "no temperature", free)
     logits.set(title="A link turns a cosine into a logit", xlabel="cosine c", ylabel="logit")
     logits.set(xlim=(-1, 1), ylim=(-12, 12))
-    scales.set(title="What it does to the gradient", xlabel=COSINE, ylabel="gradient scale |∂L/∂C|  (N = 2)")
+    scales.set(
+        title="What it does to the gradient", xlabel=COSINE_LABEL, ylabel="gradient scale |∂L/∂C|  (N = 2)"
+    )
     scales.set(xlim=(0, 1), yscale="log", ylim=(1e-3, 30))
     for axes in (logits, scales):
         axes.legend(loc="best", handlelength=2.6)
     return figure
 
 
-def scale_by_cosine() -> Figure:
+def draw_scale_by_cosine() -> Figure:
     """`temperature_scale` against C for four temperatures, with a dot where it vanishes."""
     c = np.linspace(0, 1, 501)
-    figure, axes = _figure("A low τ stops pulling early, a high τ still pulls at the optimum")
-    for tau, line in zip(TEMPERATURES, LINES, strict=True):
+    figure, axes = _figure("A low τ loses the gradient early, a high τ keeps it at the optimum")
+    for tau, line in zip(TEMPERATURES, LINE_STYLES, strict=True):
         _curve(axes, c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
     _mark_vanishing(axes, [(tau, 2) for tau in TEMPERATURES], note=(0.03, 0.2))
     axes.set(yscale="log", ylim=(1e-4, 30), ylabel="gradient scale |∂L/∂C|  (N = 2)")
@@ -106,11 +108,11 @@ def scale_by_cosine() -> Figure:
     return figure
 
 
-def scale_by_temperature() -> Figure:
+def draw_scale_by_temperature() -> Figure:
     """`temperature_scale` against tau for four cosines."""
     tau = np.geomspace(0.02, 5, 501)
-    figure, axes = _figure("No one temperature pulls hardest at every cosine")
-    for cosine, line in zip((0.25, 0.5, 0.75, 1.0), LINES, strict=True):
+    figure, axes = _figure("No one temperature has the largest gradient at every cosine")
+    for cosine, line in zip((0.25, 0.5, 0.75, 1.0), LINE_STYLES, strict=True):
         _curve(axes, tau, theory.temperature_scale(cosine, tau), f"C = {cosine:g}", line)
     ticks = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
     axes.set(xscale="log", xlim=(0.02, 5), ylim=0, ylabel="gradient scale |∂L/∂C|  (N = 2)")
@@ -120,11 +122,11 @@ def scale_by_temperature() -> Figure:
     return figure
 
 
-def scale_by_candidates() -> Figure:
+def draw_scale_by_candidates() -> Figure:
     """`temperature_scale` at tau = 0.25 against C for four N, with a dot where it vanishes."""
     c = np.linspace(0, 1, 501)
     figure, axes = _figure("The same temperature acts differently with more candidates")
-    for n, line in zip(CANDIDATES, LINES, strict=True):
+    for n, line in zip(CANDIDATES, LINE_STYLES, strict=True):
         _curve(axes, c, theory.temperature_scale(c, 0.25, n), f"N = {n}", line)
     _mark_vanishing(axes, [(0.25, n) for n in CANDIDATES], note=(0.64, 0.2))
     axes.set(ylim=0, ylabel="gradient scale |∂L/∂C|  (τ = 0.25)")
@@ -132,11 +134,11 @@ def scale_by_candidates() -> Figure:
     return figure
 
 
-def learnable_scale() -> Figure:
+def draw_learnable_scale() -> Figure:
     """`learnable_scale` against C for four t, the one of tau = 0.07 (CLIP's start) among them."""
     c = np.linspace(0, 1, 501)
     figure, axes = _figure("A learned temperature gets no gradient at C = 0, whatever t is")
-    for tau, line in zip((1.0, 0.5, 0.25, 0.07), LINES, strict=True):
+    for tau, line in zip((1.0, 0.5, 0.25, 0.07), LINE_STYLES, strict=True):
         t = math.log(1 / tau)
         _curve(axes, c, theory.learnable_scale(c, t), f"t = {t:.2f}  (τ = {tau:g})", line)
     axes.set(ylim=(0, 0.4), ylabel="gradient scale |∂L/∂t|  (N = 2)")
@@ -144,28 +146,28 @@ def learnable_scale() -> Figure:
     return figure
 
 
-def free_scale() -> Figure:
+def draw_free_scale() -> Figure:
     """`free_scale` against C for four N."""
     c = np.linspace(0, 1, 501)
-    figure, axes = _figure("Without a temperature the pull is zero only at the optimum")
-    for n, line in zip(CANDIDATES, LINES, strict=True):
+    figure, axes = _figure("Without a temperature the gradient is zero only at the optimum")
+    for n, line in zip(CANDIDATES, LINE_STYLES, strict=True):
         _curve(axes, c, theory.free_scale(c, n), f"N = {n}", line)
     axes.set(ylim=0, ylabel="gradient scale |∂L/∂C|")
     _finish(axes)
     return figure
 
 
-def overview() -> Figure:
+def draw_overview() -> Figure:
     """Loss (above) and gradient scale (below), with a temperature (left) and without (right)."""
     # Dense towards C = 1, where the free curves turn; zero itself has no place on a logarithmic axis.
     c = 1 - np.geomspace(1, 1e-6, 1001)
     figure = Figure(figsize=(7.0, 5.2))
     panels = figure.subplots(2, 2, sharex=True, sharey="row")
-    figure.suptitle("A temperature lets the pull end too early or too late; without one it ends at C = 1")
-    for tau, line in zip(TEMPERATURES, LINES, strict=True):
+    figure.suptitle("With a temperature the gradient ends too early or too late; without one, at C = 1")
+    for tau, line in zip(TEMPERATURES, LINE_STYLES, strict=True):
         _curve(panels[0, 0], c, theory.temperature_loss(c, tau), f"τ = {tau:g}", line)
         _curve(panels[1, 0], c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
-    for n, line in zip(CANDIDATES, LINES, strict=True):
+    for n, line in zip(CANDIDATES, LINE_STYLES, strict=True):
         _curve(panels[0, 1], c, theory.free_loss(c, n), f"N = {n}", line)
         _curve(panels[1, 1], c, theory.free_scale(c, n), f"N = {n}", line)
     panels[0, 0].set(title="with a temperature (N = 2)", ylabel="loss L", yscale="log", ylim=(1e-5, 10))
@@ -177,18 +179,24 @@ def overview() -> Figure:
     return figure
 
 
-def temperature_by_dimension() -> Figure:
+def draw_temperature_by_dimension() -> Figure:
     """`dimension_temperature` against nu, with the temperatures that others found or chose."""
     nu = np.geomspace(2, 4000, 501)
     figure, axes = _figure("A temperature is a dimension in disguise")
-    _curve(axes, nu, theory.dimension_temperature(nu), "as steep as the log-odds in nu dimensions", LINES[0])
+    _curve(
+        axes,
+        nu,
+        theory.dimension_temperature(nu),
+        "as steep as the log-odds in nu dimensions",
+        LINE_STYLES[0],
+    )
     axes.set(
         xscale="log", yscale="log", xlim=(2, 4000), ylim=(0.017, 0.95), ylabel="temperature τ (log scale)"
     )
-    for tau, who in PUBLISHED.items():
+    for tau, who in PUBLISHED_TEMPERATURES.items():
         place = theory.temperature_dimension(tau)
         axes.plot([2, place, place], [tau, tau, 0.017], color="#999999", linewidth=0.8, label="_")
-        axes.scatter(place, tau, color=LINES[1][0], zorder=3)
+        axes.scatter(place, tau, color=LINE_STYLES[1][0], zorder=3)
         axes.annotate(
             f"τ = {tau:g}, nu = {place:.3g}: {who}", (place, tau), (7, 3), textcoords="offset points"
         )
@@ -203,14 +211,14 @@ def temperature_by_dimension() -> Figure:
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
-    "0-links": links,
-    "1-scale-by-cosine": scale_by_cosine,
-    "2-scale-by-temperature": scale_by_temperature,
-    "3-scale-by-candidates": scale_by_candidates,
-    "4-learnable-scale": learnable_scale,
-    "5-free-scale": free_scale,
-    "6-overview": overview,
-    "7-temperature-by-dimension": temperature_by_dimension,
+    "0-links": draw_links,
+    "1-scale-by-cosine": draw_scale_by_cosine,
+    "2-scale-by-temperature": draw_scale_by_temperature,
+    "3-scale-by-candidates": draw_scale_by_candidates,
+    "4-learnable-scale": draw_learnable_scale,
+    "5-free-scale": draw_free_scale,
+    "6-overview": draw_overview,
+    "7-temperature-by-dimension": draw_temperature_by_dimension,
 }
 
 
@@ -229,7 +237,7 @@ def _curve(axes: Any, x: Iterable[float], y: Iterable[float], label: str, line: 
 
 def _mark_vanishing(axes: Any, settings: Iterable[tuple[float, int]], note: tuple[float, float]) -> None:
     """A dot on each (tau, N) curve where it falls below 1% of its maximum, if it does, and a note on that."""
-    for (tau, n), (color, _) in zip(settings, LINES, strict=True):
+    for (tau, n), (color, _) in zip(settings, LINE_STYLES, strict=True):
         interval = theory.vanishing_interval(tau, n)
         if interval is not None:
             height = theory.temperature_scale(interval[0], tau, n)
@@ -237,7 +245,7 @@ def _mark_vanishing(axes: Any, settings: Iterable[tuple[float, int]], note: tupl
     axes.text(*note, "dot: from here on below\n1% of the curve's maximum", transform=axes.transAxes)
 
 
-def _finish(axes: Any, xlabel: str = COSINE, columns: int = 1) -> None:
+def _finish(axes: Any, xlabel: str = COSINE_LABEL, columns: int = 1) -> None:
     axes.set_xlabel(xlabel)
     if axes.get_xscale() == "linear":
         axes.set_xlim(0, 1)
