@@ -53,7 +53,7 @@ def test_modules_and_files_that_a_page_names_are_there(page):
     text = " ".join(page.read_text().split())  # a command may go on in the next line
     for module in re.findall(r"python -m (benchmarks[\w.]*)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
-    for file in re.findall(r"`((?:benchmarks|examples|tests|docs)/[\w./-]+)`", text):
+    for file in re.findall(r"`((?:benchmarks|examples|src|tests|docs)/[\w./-]+)`", text):
         assert (ROOT / file).exists(), file
     if page.name in ("architecture.md", "CONTRIBUTING.md", "loss.md"):  # speak of files below src/taufree too
         for file in re.findall(r"`([\w/]+(?:\.py|/))`", text):
