@@ -23,7 +23,7 @@ from benchmarks.paper.dcrec_tables import apart, differences, draw, paper, table
 from benchmarks.speed.dcrec_speed import measure
 from benchmarks.support.lines import complete, read, stopping, thinned
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
-from taufree.experiments.recommendation.dcrec import NAMED, DCRecSettings
+from taufree.experiments.recommendation.dcrec import NAMED_DATASETS, DCRecSettings
 from taufree.experiments.training.run import Run
 from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device
@@ -87,7 +87,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, help="folder that holds dcrec/beauty and dcrec/reddit")
-    parser.add_argument("--datasets", default=",".join(NAMED))
+    parser.add_argument("--datasets", default=",".join(NAMED_DATASETS))
     parser.add_argument("--protocol", default="validation", help="validation, or public")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=DCRecSettings.epochs, help="at most")

@@ -31,7 +31,7 @@ from scipy import stats
 from benchmarks.support.lines import complete, head, read, row, stopping
 from benchmarks.support.paths import RESULTS, ROOT
 from taufree.experiments.language.mabel import TERMS, Mabel, MabelSettings
-from taufree.experiments.language.pretrain import RECORD, PretrainSettings, pretrain
+from taufree.experiments.language.pretrain import RECORD_FILE, PretrainSettings, pretrain
 from taufree.experiments.language.sentences import SentenceEncoder, Sentences, SentencesSettings
 from taufree.experiments.link_names import describe
 from taufree.experiments.report.statistics import difference
@@ -105,7 +105,7 @@ def base_line(chosen: argparse.Namespace, model: str, device: str) -> dict:
     sentences.load(chosen.data)
     encoder = SentenceEncoder(sentences.language_model().base_model).to(device).eval()
     encoder.register_forward_pre_hook(lambda _, inputs: tuple(x.to(device) for x in inputs))
-    record = Path(model) / RECORD
+    record = Path(model) / RECORD_FILE
     return {
         "kind": "base",
         "model": model,

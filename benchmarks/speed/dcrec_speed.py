@@ -13,7 +13,7 @@ import torch
 from benchmarks.support.timing import epoch_seconds, part_seconds, seconds
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
-from taufree.experiments.recommendation.dcrec import DCRecSettings, Recommendation, contrastive
+from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings, contrastive
 from taufree.experiments.recommendation.item_graphs import spread
 from taufree.experiments.training.recorded import Replayed
 from taufree.experiments.training.run import Run
@@ -23,7 +23,7 @@ from taufree.util.machine import hardware, versions
 
 def measure(settings: DCRecSettings, data: Path | None, device: str, repeats: int) -> dict[str, Any]:
     """Milliseconds of a step, of its parts and of all around it, and the kernels that take longest."""
-    recipe = Recommendation(settings)
+    recipe = DCRec(settings)
     took = {"load": elapsed(lambda: recipe.load(data)), "load again": elapsed(lambda: recipe.load(data))}
     training = Training(Run("dcrec", "free", 0, settings, "32-true", device, data), recipe)
     draws, batches = recipe.batches(0, torch.Generator()), []

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from taufree.experiments.training.recorded import WARM_UP, Replayed
+from taufree.experiments.training.recorded import WARM_UP_CALLS, Replayed
 from taufree.experiments.training.trainer import Training
 from taufree.util.machine import hardware, versions
 
 
-def seconds(work: Callable[[], object], device: str, repeats: int, first: int = WARM_UP + 2) -> float:
+def seconds(work: Callable[[], object], device: str, repeats: int, first: int = WARM_UP_CALLS + 2) -> float:
     """The median time of a call, after ``first`` that are not counted."""
 
     def wait() -> None:

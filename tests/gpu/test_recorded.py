@@ -9,10 +9,10 @@ import torch
 from taufree.experiments.images.msc import MSCSettings
 from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.recommendation.dcrec import DCRecSettings
-from taufree.experiments.recommendation.network import DCRec
+from taufree.experiments.recommendation.network import DCRecNetwork
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.recorded import WARM_UP, Replayed
+from taufree.experiments.training.recorded import WARM_UP_CALLS, Replayed
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.trainer import Training
@@ -61,11 +61,11 @@ def test_work_that_waits_for_the_device_is_noticed_and_done():
         return inputs[0] * 2
 
     step = Replayed(work)
-    for number in range(WARM_UP + 3):
+    for number in range(WARM_UP_CALLS + 3):
         x = torch.full((4,), float(number), device="cuda")
         assert step([x]).tolist() == [2.0 * number] * 4
     assert step.waits
-    assert seen == [4.0 * number for number in range(WARM_UP + 3)]
+    assert seen == [4.0 * number for number in range(WARM_UP_CALLS + 3)]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_recipe_with_recorded_steps_is_the_plain_one(runs, name, tolerance, mo
     monkeypatch.setattr(
         recipe, "accelerate", lambda *given: replace(accelerate(*given), recorded_steps=False)
     )
-    monkeypatch.setattr(DCRec, "compile_reading", lambda model: None)
+    monkeypatch.setattr(DCRecNetwork, "compile_reading", lambda model: None)
     plain = begun(runs[name])
     for _ in range(runs[name].settings.epochs):
         replayed.train_epoch()

@@ -2,7 +2,7 @@
 
 import torch
 
-from taufree.experiments.recommendation.dcrec import DCRecSettings, Recommendation
+from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings
 from taufree.experiments.recommendation.interactions import COLUMNS
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
@@ -23,6 +23,6 @@ def write_shop(folder):
 
 def begun(shop, link="free", seed=0, precision="32-true", device="cpu", **settings):
     chosen = DCRecSettings(**{"dataset": str(shop), "epochs": 3, "batch_size": 64, **settings})
-    recipe = Recommendation(chosen)
+    recipe = DCRec(chosen)
     recipe.load(None)
     return Training(Run("dcrec", link, seed, chosen, precision, device), recipe)

@@ -10,7 +10,7 @@ import torch
 
 from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
 
-NAMED: dict[str, Callable[[], Link]] = {
+NAMED_LINKS: dict[str, Callable[[], Link]] = {
     "free": LogOdds,
     "calibrated": CalibratedLogOdds,
     "learnable": LearnableTemperature,
@@ -44,12 +44,12 @@ def make_link(name: str) -> Link:
     if name.startswith(GAIN):
         return LogOdds(float(name.removeprefix(GAIN)))
     tau = temperature_of(name)
-    return NAMED[name]() if tau is None else Temperature(tau)
+    return NAMED_LINKS[name]() if tau is None else Temperature(tau)
 
 
 def temperature_of(name: str) -> float | None:
     """The fixed temperature of a link, None for the links that have none."""
-    return None if name in NAMED or name.startswith(GAIN) or OWN in name else float(name)
+    return None if name in NAMED_LINKS or name.startswith(GAIN) or OWN in name else float(name)
 
 
 def describe(name: str) -> str:
@@ -73,7 +73,7 @@ def in_order(names: set[str]) -> list[str]:
 
 
 def _canonical(name: str) -> str:
-    if name in NAMED:
+    if name in NAMED_LINKS:
         return name
     if OWN in name:
         _imported(name)
@@ -85,8 +85,8 @@ def _canonical(name: str) -> str:
         number = math.nan
     if not (number > 0 and least <= number < math.inf):
         raise ValueError(
-            f"links must be {', '.join(NAMED)}, gain=G with G of at least 0.5, MODULE:CLASS, or a positive "
-            f"temperature, got {name!r}."
+            f"links must be {', '.join(NAMED_LINKS)}, gain=G with G of at least 0.5, MODULE:CLASS, or a "
+            f"positive temperature, got {name!r}."
         )
     return kind + (f"{number:g}" if float(f"{number:g}") == number else repr(number))
 

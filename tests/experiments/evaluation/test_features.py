@@ -83,7 +83,7 @@ def test_knn_is_lightlys_whatever_the_number_of_rows_at_a_time(monkeypatch):
     expected = 100 * (found == truth).double().mean().item()
     assert 30 < expected < 95
     for rows in (1024, 7):
-        monkeypatch.setattr(evaluation, "ROWS", rows)
+        monkeypatch.setattr(evaluation, "ROWS_PER_CHUNK", rows)
         assert knn_accuracy(bank, labels, features, truth, k=20) == pytest.approx(expected)
 
 
@@ -97,6 +97,6 @@ def test_knn_distances_are_those_between_unit_vectors(monkeypatch):
     bank, features = torch.randn(30, 5) * torch.rand(30, 1), 7 * torch.randn(20, 5)
     gaps = torch.cdist(normalize(features).double(), normalize(bank).double()).square().sort(dim=1).values
     for rows in (1024, 6):
-        monkeypatch.setattr(evaluation, "ROWS", rows)
+        monkeypatch.setattr(evaluation, "ROWS_PER_CHUNK", rows)
         assert torch.allclose(knn_distance(bank, features, k=2).double(), gaps[:, :2].sum(1), atol=1e-5)
     assert torch.allclose(knn_distance(bank, features, k=50).double(), gaps.sum(1), atol=1e-4)

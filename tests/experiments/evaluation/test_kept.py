@@ -6,7 +6,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from taufree.experiments.evaluation.kept import THUMBNAIL, load_arrays, save_arrays
+from taufree.experiments.evaluation.kept import THUMBNAIL_SIDE, load_arrays, save_arrays
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
 
 
@@ -17,7 +17,7 @@ def arrays(count=30):
         "features": np.where(labels[:, None], signs, 1) + 0.1 * draw.normal(size=(count, 8)),
         "labels": labels,
         "classes": np.array(["cat", "dog"]),
-        "thumbnails": np.full((2, 3, THUMBNAIL, THUMBNAIL, 3), 120, np.uint8),
+        "thumbnails": np.full((2, 3, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), 120, np.uint8),
         "thumbnail_labels": np.array([[0, 0, 0], [1, 0, 1]]),
     }
 
@@ -53,20 +53,20 @@ def test_neighbours_of_another_class_are_framed():
     fig = neighbour_figure(arrays())
     sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))))
     red = (sheet == (209, 73, 91)).all(-1)
-    cell = THUMBNAIL + 8
+    cell = THUMBNAIL_SIDE + 8
     assert red[:cell].sum() == 0
-    assert red[cell:].sum() == (THUMBNAIL + 6) ** 2 - THUMBNAIL**2
+    assert red[cell:].sum() == (THUMBNAIL_SIDE + 6) ** 2 - THUMBNAIL_SIDE**2
     # The only wrong one is the first neighbour of the second query.
     assert red[cell:, cell : 2 * cell + 8].sum() == red.sum()
     assert list(fig.layout.yaxis.ticktext) == ["cat", "dog"]
 
 
 def test_extremes_on_the_wrong_side_are_framed():
-    pictures = np.full((2, 3, THUMBNAIL, THUMBNAIL, 3), 120, np.uint8)
+    pictures = np.full((2, 3, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), 120, np.uint8)
     anomalous = np.array([[True, True, False], [False, False, True]])
     fig = extreme_figure({"thumbnails": pictures, "anomalous": anomalous})
     sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))))
-    cell = THUMBNAIL + 8
+    cell = THUMBNAIL_SIDE + 8
     # Three pictures take two lines of two: the third one stands below the first.
     cells = sheet[: 4 * cell, : 2 * cell].reshape(4, cell, 2, cell, 3)
     red = (cells == (209, 73, 91)).all(-1).any((1, 3))

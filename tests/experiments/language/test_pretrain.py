@@ -61,7 +61,7 @@ def test_an_encoder_becomes_a_masked_language_model_that_predicts_better(data, h
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_interrupted_it_goes_on_to_the_same_end(data, headless, tmp_path, monkeypatch, precision):
-    monkeypatch.setattr(module, "EVERY", 0.0)
+    monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
     whole = pretrain(str(headless), data, tmp_path / "whole", SETTINGS, precision=precision)
 
     def stop(done, total):

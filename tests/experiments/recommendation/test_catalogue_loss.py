@@ -7,13 +7,13 @@ from torch.nn.functional import cross_entropy
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
 
 
-@pytest.mark.parametrize("scores_at_once", [1, 4 * 23, 2**24])
-def test_it_is_the_cross_entropy_of_all_scores(scores_at_once):
+@pytest.mark.parametrize("max_scores", [1, 4 * 23, 2**24])
+def test_it_is_the_cross_entropy_of_all_scores(max_scores):
     draw = torch.Generator().manual_seed(0)
     wanted, items = (torch.randn(n, 5, dtype=torch.float64, generator=draw) for n in (10, 23))
     targets = torch.randint(23, (10,), generator=draw)
     leaves = [x.requires_grad_() for x in (wanted, items)]
-    found = catalogue_loss(wanted, items, targets, scores_at_once)
+    found = catalogue_loss(wanted, items, targets, max_scores)
     expected = cross_entropy(wanted @ items.T, targets)
     torch.testing.assert_close(found, expected)
     slopes, true = (torch.autograd.grad(3 * loss, leaves) for loss in (found, expected))

@@ -54,7 +54,7 @@ def test_the_figures_are_those_of_a_slow_count(shop, tmp_path, monkeypatch):
         text = (shop / f"shop.{part}.inter").read_text().splitlines()
         text.insert(7, "odd\t1 2 3\tnew" if part == "train" else "odd\t1 2 3 new\tnewer")
         (tmp_path / f"odd.{part}.inter").write_text("\n".join(text) + "\n")
-    for name in ("READ_AT_ONCE", "AT_ONCE"):
+    for name in ("HISTORIES_PER_PASS", "USERS_PER_CHUNK"):
         monkeypatch.setattr(dcrec, name, 13)
     training = begun(tmp_path, epochs=2)
     training.train_epoch()

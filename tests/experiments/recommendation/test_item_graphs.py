@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from taufree.experiments.recommendation.interactions import Rows
+from taufree.experiments.recommendation.interactions import Histories
 from taufree.experiments.recommendation.item_graphs import (
     ItemGraph,
     adjacency,
@@ -26,7 +26,7 @@ def rows():
     for row, history in enumerate(HISTORIES):
         items[row, : len(history)] = torch.tensor(history)
         items[row, len(history)] = 6  # a target, which no graph may know of
-    return Rows(items, torch.tensor([len(history) for history in HISTORIES]))
+    return Histories(items, torch.tensor([len(history) for history in HISTORIES]))
 
 
 def dense(graph):

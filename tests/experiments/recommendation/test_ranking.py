@@ -5,15 +5,20 @@ import math
 import pytest
 import torch
 
-from taufree.experiments.recommendation.interactions import Rows
-from taufree.experiments.recommendation.ranking import draw_negatives, figures, full_ranks, sampled_ranks
+from taufree.experiments.recommendation.interactions import Histories
+from taufree.experiments.recommendation.ranking import (
+    draw_negatives,
+    full_ranks,
+    ranking_metrics,
+    sampled_ranks,
+)
 
 
 def some_rows(users=200, items=50, longest=6):
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, longest + 1, (users,), generator=draw)
     table = (items * torch.rand(users, longest + 1, generator=draw) ** 2).long()
-    return Rows(table.where(torch.arange(longest + 1) <= lengths[:, None], items), lengths)
+    return Histories(table.where(torch.arange(longest + 1) <= lengths[:, None], items), lengths)
 
 
 def test_negatives_are_new_to_the_user_and_popular():
@@ -30,7 +35,7 @@ def test_negatives_are_new_to_the_user_and_popular():
 
 
 def test_who_has_seen_everything_popular_gets_what_is_left_and_who_has_seen_all_is_refused():
-    rows = Rows(torch.tensor([[0, 1, 2]]), torch.tensor([2]))
+    rows = Histories(torch.tensor([[0, 1, 2]]), torch.tensor([2]))
     known = torch.tensor([1, 1, 0, 0, 0])
     assert draw_negatives(rows, known, 30, torch.Generator().manual_seed(0)).unique().tolist() == [3, 4]
     with pytest.raises(ValueError, match="must have items left to rank against, but user 0 knows all 3"):
@@ -38,7 +43,7 @@ def test_who_has_seen_everything_popular_gets_what_is_left_and_who_has_seen_all_
 
 
 def test_who_has_seen_nearly_everything_popular_gets_the_rest_by_popularity():
-    rows = Rows(torch.tensor([[0, 1]]), torch.tensor([1]))
+    rows = Histories(torch.tensor([[0, 1]]), torch.tensor([1]))
     popularity = torch.tensor([9000, 1000, 9, 1, 0])
     drawn = draw_negatives(rows, popularity, 5000, torch.Generator().manual_seed(0))
     share = torch.bincount(drawn[0], minlength=5) / 5000
@@ -47,7 +52,7 @@ def test_who_has_seen_nearly_everything_popular_gets_the_rest_by_popularity():
 
 
 def test_what_was_cut_off_a_history_is_no_negative():
-    rows = Rows(
+    rows = Histories(
         torch.tensor([[0, 1], [2, 3]]), torch.tensor([1, 1]), [torch.tensor([4, 5]), torch.tensor([])]
     )
     drawn = draw_negatives(rows, torch.ones(7), 200, torch.Generator().manual_seed(0))
@@ -75,6 +80,6 @@ def test_items_with_the_same_vector_tie_whatever_their_number():
 
 
 def test_figures_are_percentages():
-    found = figures(torch.tensor([0, 4, 9, 50]))
+    found = ranking_metrics(torch.tensor([0, 4, 9, 50]))
     assert (found["hr1"], found["hr5"], found["hr10"]) == (25, 50, 75)
     assert found["ndcg10"] == pytest.approx(25 * (1 + 1 / math.log2(6) + 1 / math.log2(11)))

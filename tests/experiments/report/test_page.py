@@ -16,7 +16,7 @@ from taufree.experiments.report.curves import (
     final_temperature,
     link_colours,
 )
-from taufree.experiments.report.page import MOST, result_table, table_rows, write_report
+from taufree.experiments.report.page import MAX_METRIC_COLUMNS, result_table, table_rows, write_report
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from tests.support.paths import ROOT
@@ -94,7 +94,7 @@ def test_links_have_the_columns_where_metrics_are_many(lines):
         rows[number]["link"] for number in sorted(stressed)
     ]
 
-    more = {f"metric{number}": float(number) for number in range(MOST)}
+    more = {f"metric{number}": float(number) for number in range(MAX_METRIC_COLUMNS)}
     wide = [{**line, "metrics": {**line["metrics"], **more}} for line in lines]
     turned, stressed = result_table(wide)
     assert list(turned[0]) == ["metric", "free", "tau 0.1", "tau 1", "calibrated", "learnable tau"]

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, linear, normalize, one_hot
 
 from taufree.dtypes import wide_dtype
 
-ROWS = 1024
+ROWS_PER_CHUNK = 1024
 """Features compared with the bank at a time, which bounds the memory."""
 
 
@@ -23,8 +23,8 @@ def knn_accuracy(
     bank = normalize(bank.float(), dim=-1)
     classes = int(bank_labels.max()) + 1
     right = torch.zeros((), dtype=torch.long, device=features.device)
-    for start in range(0, len(features), ROWS):
-        rows, truth = features[start : start + ROWS], labels[start : start + ROWS]
+    for start in range(0, len(features), ROWS_PER_CHUNK):
+        rows, truth = features[start : start + ROWS_PER_CHUNK], labels[start : start + ROWS_PER_CHUNK]
         cosine, index = (normalize(rows.float(), dim=-1) @ bank.T).topk(min(k, len(bank)), dim=-1)
         # Taking 1 off the cosine changes no order of votes and keeps the exponential small.
         votes = one_hot(bank_labels[index], classes) * ((cosine - 1) / tau).exp().unsqueeze(-1)
@@ -48,8 +48,8 @@ def knn_distance(bank: Tensor, features: Tensor, *, k: int) -> Tensor:
     """
     bank = normalize(bank.float(), dim=-1)
     found = []
-    for start in range(0, len(features), ROWS):
-        rows = normalize(features[start : start + ROWS].float(), dim=-1)
+    for start in range(0, len(features), ROWS_PER_CHUNK):
+        rows = normalize(features[start : start + ROWS_PER_CHUNK].float(), dim=-1)
         cosine = (rows @ bank.T).topk(min(k, len(bank)), dim=-1).values
         found.append((2 - 2 * cosine).sum(-1))
     return torch.cat(found)

@@ -1,9 +1,13 @@
 """What is kept of a trained encoder for the report: some features, and a few images with their neighbours.
 
-Arrays of a run, in ``embeddings/<slug>.npz`` beside the results: ``features`` [SHOWN, D] with ``labels``
-[SHOWN], ``thumbnails`` [QUERIES, 1 + NEIGHBOURS, THUMBNAIL, THUMBNAIL, 3] with ``thumbnail_labels``, the
-query first in each row, and the names ``classes``. An anomaly detector keeps, instead, ``thumbnails``
-[2, EXTREMES, THUMBNAIL, THUMBNAIL, 3], the highest and the lowest scores, and whether they are ``anomalous``.
+Arrays of a run, in ``embeddings/<slug>.npz`` beside the results:
+
+- ``features`` [MAP_POINTS, D] with ``labels`` [MAP_POINTS] and the names ``classes``;
+- ``thumbnails`` [QUERY_COUNT, 1 + NEIGHBOUR_COUNT, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3], the query first in
+  each row, with ``thumbnail_labels``.
+
+An anomaly detector keeps instead ``thumbnails`` [2, EXTREME_COUNT, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3], the
+highest and the lowest scores, and whether they are ``anomalous``.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from numpy.typing import NDArray
 from taufree.util.files import atomic_write
 
 Arrays = Mapping[str, NDArray[Any]]
-SHOWN, QUERIES, NEIGHBOURS = 1000, 10, 5
-EXTREMES = 24
-THUMBNAIL = 64
+MAP_POINTS, QUERY_COUNT, NEIGHBOUR_COUNT = 1000, 10, 5
+EXTREME_COUNT = 24
+THUMBNAIL_SIDE = 64
 """Pixels of an image's side."""
 
 

@@ -20,18 +20,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SCALE = (0.08, 1.0)
-RATIO = (3 / 4, 4 / 3)
+AREA_SHARES = (0.08, 1.0)
+ASPECT_RATIOS = (3 / 4, 4 / 3)
 FLIP, JITTER, GREY = 0.5, 0.8, 0.2
-STRENGTH = (0.4, 0.4, 0.4, 0.1)
+JITTER_STRENGTHS = (0.4, 0.4, 0.4, 0.1)
 """Of brightness, contrast, saturation (factors from 1 - s to 1 + s) and hue (a shift from -s to s)."""
-SIGMA = (0.1, 2.0)
+BLUR_SIGMAS = (0.1, 2.0)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
-TRIES = 10
+MAX_CROP_DRAWS = 10
 """Crops that do not fit into the image are drawn again this many times, as torchvision does."""
-BEYOND = 10
+BLUR_MARGIN = 10
 """Pixels past an edge that a blur looks at, five standard deviations of the widest."""
 
 
@@ -55,7 +55,7 @@ class Parameters(NamedTuple):
 
 
 def draw_parameters(
-    sizes: Tensor, generator: torch.Generator, *, blur: float, smallest: float = SCALE[0]
+    sizes: Tensor, generator: torch.Generator, *, blur: float, smallest: float = AREA_SHARES[0]
 ) -> Parameters:
     """Parameters of one view of each image.
 
@@ -70,25 +70,26 @@ def draw_parameters(
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(*shape, generator=generator)
 
-    box = _draw_boxes(sizes.float(), generator, (smallest, SCALE[1]))
+    box = _draw_boxes(sizes.float(), generator, (smallest, AREA_SHARES[1]))
     flip = uniform(0, 1, count) < FLIP
-    strength = torch.tensor(STRENGTH)
+    strength = torch.tensor(JITTER_STRENGTHS)
     middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
     change = strength * uniform(-1, 1, count, 4)
     factors = middle + change * (uniform(0, 1, count, 1) < JITTER)
     order = uniform(0, 1, count, 4).argsort(-1)
     grey = uniform(0, 1, count) < GREY
-    sigma = uniform(*SIGMA, count) * (uniform(0, 1, count) < blur)
+    sigma = uniform(*BLUR_SIGMAS, count) * (uniform(0, 1, count) < blur)
     return Parameters(box, flip, factors, order, grey, sigma)
 
 
 def _draw_boxes(sizes: Tensor, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
     """RandomResizedCrop's boxes [N, 4]: the first of ten that fits, else the largest of a fitting ratio."""
     height, width = sizes.unbind(-1)
-    count, (lowest, highest) = len(sizes), RATIO
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * torch.rand(TRIES, count, generator=generator))
+    count, (lowest, highest) = len(sizes), ASPECT_RATIOS
+    share = scale[0] + (scale[1] - scale[0]) * torch.rand(MAX_CROP_DRAWS, count, generator=generator)
+    area = height * width * share
     span = math.log(highest / lowest)
-    ratio = (math.log(lowest) + span * torch.rand(TRIES, count, generator=generator)).exp()
+    ratio = (math.log(lowest) + span * torch.rand(MAX_CROP_DRAWS, count, generator=generator)).exp()
     tall, wide = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
     fits = (tall >= 1) & (tall <= height) & (wide >= 1) & (wide <= width)
     first = fits.int().argmax(0, keepdim=True)
@@ -166,13 +167,15 @@ def resize_weights(
 def blur_weights(sigma: Tensor, *, size: int) -> Tensor:
     """Matrices [N, size, size] of a Gaussian blur along one axis; edges go on with their last pixel."""
     place = torch.arange(size, device=sigma.device)
-    wider = torch.arange(-BEYOND, size + BEYOND, device=sigma.device)
+    wider = torch.arange(-BLUR_MARGIN, size + BLUR_MARGIN, device=sigma.device)
     # A blur of a tenth of a pixel leaves an image as it is, and so does none.
     steps = (wider - place[:, None]) / sigma.clamp(min=0.1)[:, None, None]
     weights = (-0.5 * steps.square()).exp()
     weights = weights / weights.sum(-1, keepdim=True)
-    before, after = (part.sum(-1, keepdim=True) for part in (weights[..., :BEYOND], weights[..., -BEYOND:]))
-    return weights[..., BEYOND:-BEYOND] + (place == 0) * before + (place == size - 1) * after
+    before, after = (
+        part.sum(-1, keepdim=True) for part in (weights[..., :BLUR_MARGIN], weights[..., -BLUR_MARGIN:])
+    )
+    return weights[..., BLUR_MARGIN:-BLUR_MARGIN] + (place == 0) * before + (place == size - 1) * after
 
 
 def separable(lines: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 from taufree import distributed
 from taufree.experiments.acceleration import Accelerated, Acceleration
-from taufree.experiments.evaluation.kept import THUMBNAIL
+from taufree.experiments.evaluation.kept import THUMBNAIL_SIDE
 from taufree.experiments.images.augment import (
-    SCALE,
+    AREA_SHARES,
     Parameters,
     augment,
     centre_crop,
     centre_view,
     draw_parameters,
 )
-from taufree.experiments.images.decoded import Images, ahead, fits
+from taufree.experiments.images.decoded import DecodedImages, ahead, fits
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
-JUDGED = 512
+MIN_EVALUATION_BATCH = 512
 """Images that are judged at once on a GPU, at least: fewer would leave it idle between launches."""
 
 
@@ -47,7 +47,7 @@ class ImageRecipe(Accelerated):
     """A recipe that trains a network on two views of each image of a batch."""
 
     acceleration = Acceleration(precision="bf16-mixed", recorded_steps=True)
-    smallest: ClassVar[float] = SCALE[0]
+    smallest: ClassVar[float] = AREA_SHARES[0]
     """The least share of an image's area that a view shows."""
 
     _compiled_for: ClassVar[object] = None
@@ -55,7 +55,7 @@ class ImageRecipe(Accelerated):
     settings: ViewSettings
 
     @abstractmethod
-    def find(self, data: Path | None) -> Images:
+    def find(self, data: Path | None) -> DecodedImages:
         """The images, no more than the setting ``subset`` allows."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class ImageRecipe(Accelerated):
         """Features of the training and of the validation images, float32 on the device."""
         count, size = len(self.images.labels), 2 * self.settings.batch_size
         if self._device.type == "cuda":
-            size = max(size, JUDGED)
+            size = max(size, MIN_EVALUATION_BATCH)
         # The last part is filled up, so that a compiled network sees one shape.
         order = torch.arange(-(-count // size) * size).clamp(max=count - 1).view(-1, size)
         found = [
@@ -159,9 +159,9 @@ class ImageRecipe(Accelerated):
         return features[: self.images.training], features[self.images.training :]
 
     def thumbnails(self, rows: Tensor) -> NDArray[Any]:
-        """Small pictures [*rows.shape, THUMBNAIL, THUMBNAIL, 3] of the images with these numbers."""
+        """Small pictures [*rows.shape, side, side, 3] of the images with these numbers."""
         chosen = rows.flatten()
-        small = centre_crop(self.images.lines[chosen], self.images.sizes[chosen], size=THUMBNAIL)
+        small = centre_crop(self.images.lines[chosen], self.images.sizes[chosen], size=THUMBNAIL_SIDE)
         pixels = small.mul(255).round().byte().transpose(2, 3)
         array: NDArray[Any] = pixels.reshape(*rows.shape, *pixels.shape[1:]).numpy()
         return array

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from taufree.experiments.images.decoded import Images, from_arrays
+from taufree.experiments.images.decoded import DecodedImages, from_arrays
 from taufree.experiments.images.simclr import SimCLR, SimCLRSettings
 from taufree.experiments.recipe import Preset
 from taufree.util.cache import cache_folder, download
@@ -45,7 +45,7 @@ class Cifar10(SimCLR):
         "quick": Preset(seeds=1, settings={"epochs": 1, "batch_size": 64, "subset": 256}),
     }
 
-    def find(self, data: Path | None) -> Images:
+    def find(self, data: Path | None) -> DecodedImages:
         x_train, y_train, x_test, y_test = load_cifar10(data)
         train, val = (evenly(labels, self.settings.subset) for labels in (y_train, y_test))
         return from_arrays(x_train[train], y_train[train], x_test[val], y_test[val], CLASSES)

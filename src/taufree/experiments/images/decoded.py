@@ -21,16 +21,16 @@ from torch import Tensor
 from taufree.experiments.images.listing import ImageFile, Listing
 from taufree.util.cache import cache_folder, cached
 
-FORMAT = 3
+CACHE_FORMAT = 3
 """Of the cached files; another number leaves those of before alone."""
-SHARE = 0.5
+MEMORY_SHARE = 0.5
 """Of a device's free memory, that images may take."""
 Bytes = NDArray[np.uint8]
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Images:
+class DecodedImages:
     """Images line by line, the first ``training`` of them to train with, the others to validate with.
 
     Shape:
@@ -54,23 +54,23 @@ class Images:
 def fits(count: int, device: torch.device) -> bool:
     """Whether so many bytes stay on the device, rather than come to it batch by batch."""
     if device.type == "cuda":
-        return count <= SHARE * torch.cuda.mem_get_info(device)[0]
+        return count <= MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
-        return count <= SHARE * torch.mps.recommended_max_memory()
+        return count <= MEMORY_SHARE * torch.mps.recommended_max_memory()
     return True
 
 
-def load_images(listing: Listing, side: int) -> Images:
+def load_images(listing: Listing, side: int) -> DecodedImages:
     """The images of a listing, from the cache if they are there.
 
     Args:
-        listing: the images; one that cannot be read is left out and named in :attr:`Images.skipped`.
+        listing: the images; one that cannot be read is left out and named in :attr:`DecodedImages.skipped`.
         side: images whose shorter side is longer are shrunk to it; none is enlarged. What a longer side has
             beyond twice the shorter one is cut off on both ends.
     """
-    folder = cache_folder() / "images" / f"{listing.fingerprint()}-{side}-{FORMAT}"
+    folder = cache_folder() / "images" / f"{listing.fingerprint()}-{side}-{CACHE_FORMAT}"
     about, lines = cached(folder, lambda draft: _decode_all(listing, side, draft), _load)
-    return Images(
+    return DecodedImages(
         torch.from_numpy(lines),
         torch.tensor(about["sizes"]),
         torch.tensor(about["labels"]),
@@ -88,13 +88,13 @@ def _load(folder: Path) -> tuple[dict[str, Any], Bytes]:
 
 def from_arrays(
     train: Bytes, train_labels: Any, val: Bytes, val_labels: Any, classes: Sequence[str]
-) -> Images:
+) -> DecodedImages:
     """Images [N, H, W, 3] that are in memory already."""
     both = np.concatenate([train, val])
     lines = torch.from_numpy(np.ascontiguousarray(both.transpose(0, 1, 3, 2)))
     labels = torch.from_numpy(np.concatenate([np.ravel(train_labels), np.ravel(val_labels)]).astype(np.int64))
     sizes = torch.tensor(both.shape[1:3]).expand(len(both), 2)
-    return Images(lines, sizes, labels, len(train), tuple(classes))
+    return DecodedImages(lines, sizes, labels, len(train), tuple(classes))
 
 
 def stored_size(height: int, width: int, side: int) -> tuple[int, int]:

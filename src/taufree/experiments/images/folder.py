@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taufree.experiments.images.decoded import Images, load_images
+from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.listing import find_images
 from taufree.experiments.images.simclr import SimCLR
 
-SIDE = 160
+STORED_SIDE = 160
 
 
 class FolderOfImages(SimCLR):
@@ -24,10 +24,10 @@ class FolderOfImages(SimCLR):
     def own_data(cls, data: Path) -> bool:
         return True
 
-    def find(self, data: Path | None) -> Images:
+    def find(self, data: Path | None) -> DecodedImages:
         if data is None:
             raise ValueError("the recipe images needs --data FOLDER, a folder with a folder for each class.")
         listing = find_images(data)
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
-        return load_images(listing, SIDE)
+        return load_images(listing, STORED_SIDE)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from taufree.experiments.images.decoded import Images, load_images
+from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.listing import Listing, find_images, find_packed
 from taufree.experiments.images.simclr import SimCLR
 from taufree.util.cache import cache_folder, download
 
 PLACE = "imagenette2-160"
-SIDE = 160
+STORED_SIDE = 160
 NAMES = {
     "n01440764": "tench",
     "n02102040": "springer spaniel",
@@ -38,11 +38,11 @@ class Imagenette(SimCLR):
     )
     example = "taufree run imagenette --links free,calibrated,0.1,0.5 --epochs 100 --set knn_every=5"
 
-    def find(self, data: Path | None) -> Images:
+    def find(self, data: Path | None) -> DecodedImages:
         listing = _download() if data is None else find_imagenette(data / PLACE)
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
-        return load_images(listing, SIDE)
+        return load_images(listing, STORED_SIDE)
 
 
 def find_imagenette(folder: Path) -> Listing:

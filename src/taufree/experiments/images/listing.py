@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-HELD_OUT = 5
+IMAGES_PER_HELD_OUT = 5
 """One image in so many is for validation, where a folder does not say which."""
 _Place = tuple[Path, str, int, int]
 
@@ -119,7 +119,7 @@ def find_cases(folder: Path, one: str, *, normal: bool) -> Listing:
 
 def _split(files: list[_Place]) -> tuple[list[_Place], list[_Place]]:
     """What is left of a class, and the fifth that is held out."""
-    held_out = max(1, len(files) // HELD_OUT)
+    held_out = max(1, len(files) // IMAGES_PER_HELD_OUT)
     shuffled = np.random.default_rng(0).permutation(len(files))
     kept, held = ([files[i] for i in sorted(part)] for part in (shuffled[held_out:], shuffled[:held_out]))
     return kept, held

@@ -22,19 +22,19 @@ from torch.nn.functional import normalize
 
 from taufree import Link
 from taufree.experiments.evaluation.features import knn_distance
-from taufree.experiments.evaluation.kept import EXTREMES
+from taufree.experiments.evaluation.kept import EXTREME_COUNT
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_backbone, read_weights
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
-from taufree.experiments.images.decoded import Images, from_arrays, load_images
+from taufree.experiments.images.decoded import DecodedImages, from_arrays, load_images
 from taufree.experiments.images.listing import find_cases
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
 RESIZE = 256 / 224
 """The shorter side before the crop that images are scored by, in crops."""
-SIDE = 256
+STORED_SIDE = 256
 """Pixels that the shorter side of an image from a folder is shrunk to."""
 
 
@@ -119,19 +119,19 @@ class MSC(ImageRecipe):
     def own_data(cls, data: Path) -> bool:
         return not os.path.isfile(data / "cifar10.npz")  # Path's raises where the name is too long
 
-    def find(self, data: Path | None) -> Images:
+    def find(self, data: Path | None) -> DecodedImages:
         chosen = self.settings
         if data is None or not self.own_data(data):
             return self._find_cifar10(data)
         listing = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
         if chosen.subset:
             listing = listing.thinned(chosen.subset)
-        images = load_images(listing, SIDE)
+        images = load_images(listing, STORED_SIDE)
         skipped = set(images.skipped)
         self._names = [file.name for file in listing.val if file.name not in skipped]
         return images
 
-    def _find_cifar10(self, data: Path | None) -> Images:
+    def _find_cifar10(self, data: Path | None) -> DecodedImages:
         if self.settings.normal not in CLASSES:
             raise ValueError(f"normal must be one of {', '.join(CLASSES)}, got {self.settings.normal!r}.")
         x_train, y_train, x_test, y_test = load_cifar10(data)
@@ -191,7 +191,7 @@ class MSC(ImageRecipe):
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
         """The test images with the highest and those with the lowest scores."""
         order = self._distances.argsort(descending=True, stable=True).cpu()
-        count = min(EXTREMES, len(order) // 2)
+        count = min(EXTREME_COUNT, len(order) // 2)
         rows = torch.stack([order[:count], order.flip(0)[:count]])
         return {
             "thumbnails": self.thumbnails(rows + self.images.training),

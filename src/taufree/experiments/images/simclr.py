@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from taufree import Link
 from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy, nearest
-from taufree.experiments.evaluation.kept import NEIGHBOURS, QUERIES, SHOWN
+from taufree.experiments.evaluation.kept import MAP_POINTS, NEIGHBOUR_COUNT, QUERY_COUNT
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.recipe import Preset, Step
@@ -160,9 +160,10 @@ class SimCLR(ImageRecipe):
         bank, features = self.features(model)
         count, training = len(features), self.images.training
         shown, queries = (
-            torch.linspace(0, count - 1, min(most, count)).round().long() for most in (SHOWN, QUERIES)
+            torch.linspace(0, count - 1, min(most, count)).round().long()
+            for most in (MAP_POINTS, QUERY_COUNT)
         )
-        found = nearest(bank, features[queries.to(self._device)], NEIGHBOURS)
+        found = nearest(bank, features[queries.to(self._device)], NEIGHBOUR_COUNT)
         rows = torch.cat([queries[:, None] + training, found.cpu()], dim=1)
         return {
             "features": features.cpu()[shown].half().numpy(),

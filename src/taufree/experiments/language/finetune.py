@@ -16,7 +16,7 @@ from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.language.tokens import Tokens, load_masked_lm, load_tokenizer, tokenise
 from taufree.experiments.settings import BatchSettings, Bounds
 
-LONGEST_GRADIENT = 1.0
+MAX_GRADIENT_NORM = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FineTuning(Accelerated):
         )
 
         def cut(*_: Any) -> None:
-            nn.utils.clip_grad_norm_(model.parameters(), LONGEST_GRADIENT)
+            nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
 
         # Before the step itself, where float16's scale is already taken out of the gradients.
         optimizer.register_step_pre_hook(cut)

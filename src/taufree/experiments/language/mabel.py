@@ -35,7 +35,7 @@ from taufree.experiments.language.tokens import logits_at, mask
 from taufree.experiments.link_names import make_link, parse_links, temperature_of
 from taufree.experiments.recipe import Preset, Step
 
-BIAS = "gender"
+BIAS_TYPE = "gender"
 TERMS = ("contrastive", "aligning", "modelling")
 
 
@@ -134,7 +134,7 @@ class Mabel(FineTuning):
         assert data is not None
         self.contexts = self._some(read_stereoset(find_stereoset(data)))
         pairs_of_sentences = read_crows(data / "bias" / "crows_pairs_anonymized.csv")
-        self.sentences = self._some([row for row in pairs_of_sentences if row["bias_type"] == BIAS])
+        self.sentences = self._some([row for row in pairs_of_sentences if row["bias_type"] == BIAS_TYPE])
         self.aligned = None if self.settings.alignment == "same" else make_link(self.settings.alignment)
         self.prepare(list(pairs.quadruples), data)
         self._terms: list[Tensor] = []
@@ -177,7 +177,7 @@ class Mabel(FineTuning):
         """The metrics, and the figures as they are published: ``ss`` and ``crows`` are best at 50."""
         language_model: Any = model.language_model
         rows = stereoset(language_model, self.tokenizer, self.contexts)
-        gender, all_kinds = stereoset_summary(rows, BIAS), stereoset_summary(rows)
+        gender, all_kinds = stereoset_summary(rows, BIAS_TYPE), stereoset_summary(rows)
         share = crows_share(crows_pairs(language_model, self.tokenizer, self.sentences))
         return {
             **gender,
@@ -189,7 +189,7 @@ class Mabel(FineTuning):
 
     def _some(self, rows: list[Row]) -> list[Row]:
         """The first ones, those of gender before the others."""
-        rows = sorted(rows, key=lambda row: row["bias_type"] != BIAS)
+        rows = sorted(rows, key=lambda row: row["bias_type"] != BIAS_TYPE)
         return rows[: self.settings.subset or len(rows)]
 
 

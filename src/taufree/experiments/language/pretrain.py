@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from taufree.experiments.language.pairs import CORPORA, read_pairs
 from taufree.experiments.language.scoring import Watch
 from taufree.experiments.language.tokens import (
-    STEP,
+    PADDING_MULTIPLE,
     Tokens,
     load_masked_lm,
     load_tokenizer,
@@ -40,10 +40,10 @@ from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.util.files import write_text
 from taufree.util.machine import hardware, hush, versions
 
-HELD_OUT = 2000
-EVERY = 30.0
+HELD_OUT_SENTENCES = 2000
+CHECKPOINT_SECONDS = 30.0
 """Seconds between two checkpoints at least."""
-RECORD = "pretraining.json"
+RECORD_FILE = "pretraining.json"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def pretrain(
     and hardware. If it is there already, from the same model and settings, nothing is done.
     """
     asked = {"model": model, "settings": {**asdict(settings), "precision": precision}}
-    record = out / RECORD
+    record = out / RECORD_FILE
     if record.is_file():
         there: dict[str, Any] = _unless_damaged(
             record, lambda: json.loads(record.read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def pretrain(
     sentences = read_sentences(data)
     out.mkdir(parents=True, exist_ok=True)  # where that cannot be, better know it before the training
     order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(0)).tolist()
-    held_out = min(HELD_OUT, len(sentences) // 10)
+    held_out = min(HELD_OUT_SENTENCES, len(sentences) // 10)
     text = [sentences[number] for number in order]
     tokens, test = (
         tokenise(tokenizer, part, settings.length) for part in (text[held_out:], text[:held_out] or text)
@@ -176,7 +176,7 @@ def pretrain(
                 f"the loss became {loss.item()} in epoch {epoch + 1}; a lower learning rate may help."
             )
         last = epoch + 1 == settings.epochs
-        if last or time.monotonic() - saved > EVERY:
+        if last or time.monotonic() - saved > CHECKPOINT_SECONDS:
             state |= {"epoch": epoch + 1, "seconds": time.monotonic() - started}
             checkpoint.save(
                 epoch + 1,
@@ -223,7 +223,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 def batches(tokens: Tokens, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """The numbers of sentences of like length, as many as ``size`` tokens hold, every sentence once."""
     order = torch.randperm(len(tokens), generator=generator)
-    lengths = -(-tokens.lengths[order] // STEP) * STEP
+    lengths = -(-tokens.lengths[order] // PADDING_MULTIPLE) * PADDING_MULTIPLE
     groups = [
         group
         for length in sorted(set(lengths.tolist()))

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.experiments.language.tokens import STEP, logits_at
+from taufree.experiments.language.tokens import PADDING_MULTIPLE, logits_at
 from taufree.util.files import write_text
 
-BATCH = 128
+QUESTIONS_PER_BATCH = 128
 Row = dict[str, Any]
 Watch = Callable[[int, int], None]
 
@@ -50,10 +50,10 @@ def log_probabilities(
     was_training = model.training
     model.eval()
     try:
-        for start in range(0, len(order), BATCH):
-            numbers = order[start : start + BATCH]
+        for start in range(0, len(order), QUESTIONS_PER_BATCH):
+            numbers = order[start : start + QUESTIONS_PER_BATCH]
             asked = [questions[number] for number in numbers]
-            longest = min(-len(asked[-1].ids) // STEP * -STEP, most or 10**9)
+            longest = min(-len(asked[-1].ids) // PADDING_MULTIPLE * -PADDING_MULTIPLE, most or 10**9)
             ids = torch.tensor(
                 [one.ids + [tokenizer.pad_token_id] * (longest - len(one.ids)) for one in asked]
             )
@@ -62,7 +62,7 @@ def log_probabilities(
             logits = logits_at(model, *(part.to(device) for part in (ids, attention, positions)))
             targets = torch.tensor([[one.target] for one in asked], device=device)
             found[numbers] = logits.float().log_softmax(-1).gather(1, targets)[:, 0].double().cpu()
-            watch(min(start + BATCH, len(order)), len(order))
+            watch(min(start + QUESTIONS_PER_BATCH, len(order)), len(order))
     finally:
         model.train(was_training)
     return found

@@ -25,7 +25,7 @@ from taufree.experiments.language.tokens import Tokens, tokenise
 from taufree.experiments.recipe import Preset, Step
 
 PARTS = ("test", "dev")
-CHUNK = 256
+SENTENCES_PER_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Sentences(FineTuning):
         found = {}
         for part, (tokens, scores) in self.judged.items():
             vectors = []
-            for rows in torch.split(torch.arange(len(tokens)), CHUNK):
+            for rows in torch.split(torch.arange(len(tokens)), SENTENCES_PER_CHUNK):
                 taken = tokens.take(rows)
                 vectors.append(model(taken.ids, taken.attention))
             first, second = torch.cat(vectors).float().chunk(2)

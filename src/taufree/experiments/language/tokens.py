@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from taufree.util.optional import needs
 
-STEP = 16
+PADDING_MULTIPLE = 16
 """Batches are padded to a multiple of this, so that there are few different shapes."""
-SHARE, KEPT, RANDOM = 0.15, 0.1, 0.1
+MASKED_SHARE, KEPT_SHARE, RANDOM_SHARE = 0.15, 0.1, 0.1
 """BERT's masking: this share of the tokens is predicted; of these so many are kept, so many are random."""
 
 
@@ -44,9 +44,9 @@ class Tokens:
         return Tokens(*rows, self.lengths, self.counts)
 
     def take(self, rows: Tensor) -> Tokens:
-        """Some of the sentences (their numbers on the CPU), padded to the next multiple of :data:`STEP`."""
+        """Some of the sentences (their numbers on the CPU), padded to a multiple of ``PADDING_MULTIPLE``."""
         lengths = self.lengths[rows]
-        longest = min(-int(lengths.max()) // STEP * -STEP, self.ids.shape[1])
+        longest = min(-int(lengths.max()) // PADDING_MULTIPLE * -PADDING_MULTIPLE, self.ids.shape[1])
         there = rows.to(self.ids.device)
         ids, attention, words = (part[there, :longest] for part in (self.ids, self.attention, self.words))
         return Tokens(ids.long(), attention.long(), words, lengths, self.counts[rows])
@@ -71,7 +71,7 @@ def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
     rows = tokenizer(list(sentences), truncation=True, max_length=length, add_special_tokens=True)[
         "input_ids"
     ]
-    longest = -max(map(len, rows)) // STEP * -STEP
+    longest = -max(map(len, rows)) // PADDING_MULTIPLE * -PADDING_MULTIPLE
     lengths = torch.tensor([len(row) for row in rows])
     ids = torch.full((len(rows), longest), tokenizer.pad_token_id, dtype=torch.int32)
     attention = torch.arange(longest) < lengths[:, None]
@@ -93,12 +93,12 @@ def mask(
     """
     ids, device = tokens.ids, tokens.ids.device
     draw = torch.rand(ids.shape, generator=generator, device=device).masked_fill(~tokens.words, -1)
-    positions = draw.flatten().topk(max(1, round(SHARE * int(tokens.counts.sum())))).indices
+    positions = draw.flatten().topk(max(1, round(MASKED_SHARE * int(tokens.counts.sum())))).indices
     targets = ids.flatten()[positions]
     fate = torch.rand(len(positions), generator=generator, device=device)
     anything = torch.randint(len(tokenizer), targets.shape, generator=generator, device=device)
-    new = torch.where(fate < KEPT, targets, torch.full_like(targets, tokenizer.mask_token_id))
-    new = torch.where(fate >= 1 - RANDOM, anything, new)
+    new = torch.where(fate < KEPT_SHARE, targets, torch.full_like(targets, tokenizer.mask_token_id))
+    new = torch.where(fate >= 1 - RANDOM_SHARE, anything, new)
     return ids.flatten().index_copy(0, positions, new).view_as(ids), positions, targets
 
 

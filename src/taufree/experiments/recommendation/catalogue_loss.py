@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SCORES_AT_ONCE = 2**26
+MAX_SCORES = 2**26
 
 
-def catalogue_loss(
-    wanted: Tensor, items: Tensor, targets: Tensor, scores_at_once: int = SCORES_AT_ONCE
-) -> Tensor:
+def catalogue_loss(wanted: Tensor, items: Tensor, targets: Tensor, max_scores: int = MAX_SCORES) -> Tensor:
     """``cross_entropy(wanted @ items.T, targets)``: the mean of -log softmax(w e) at the target.
 
     The gradient is computed along with the loss, for some histories at a time, so that the scores are read
@@ -27,7 +25,7 @@ def catalogue_loss(
     0.6348
     """
     dtype = torch.promote_types(wanted.dtype, items.dtype)
-    pieces = -(-len(wanted) * len(items) // scores_at_once)
+    pieces = -(-len(wanted) * len(items) // max_scores)
     at_once = -(-len(wanted) // pieces)  # alike, so that no small one is left over
     with torch.autocast(wanted.device.type, enabled=False):
         loss: Tensor = _CatalogueLoss.apply(wanted.to(dtype), items.to(dtype), targets, at_once)

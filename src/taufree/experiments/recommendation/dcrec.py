@@ -21,15 +21,20 @@ from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
-from taufree.experiments.recommendation.network import DCRec, Output, Shape, divergence
+from taufree.experiments.recommendation.network import DCRecNetwork, Output, Shape, divergence
 from taufree.experiments.recommendation.packing import packed
 from taufree.experiments.recommendation.prepared import NEGATIVES, changed, content, prepared
-from taufree.experiments.recommendation.ranking import AT_ONCE, figures, full_ranks, sampled_ranks
+from taufree.experiments.recommendation.ranking import (
+    USERS_PER_CHUNK,
+    full_ranks,
+    ranking_metrics,
+    sampled_ranks,
+)
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
-NAMED = ("beauty", "reddit")
-READ_AT_ONCE = 8192
+NAMED_DATASETS = ("beauty", "reddit")
+HISTORIES_PER_PASS = 8192
 """Histories that are judged together."""
 
 
@@ -65,7 +70,7 @@ class DCRecSettings(BatchSettings):
     def recorded(self) -> dict[str, Any]:
         """With what is in a folder of the user's own: a data set that is made again may be another one."""
         recorded = super().recorded()
-        if self.dataset not in NAMED:
+        if self.dataset not in NAMED_DATASETS:
             folder = Path(self.dataset)
             with suppress(OSError):  # what cannot be read is named when it is loaded
                 recorded["content"] = content(folder, changed(folder))
@@ -80,7 +85,7 @@ class _Judge(NamedTuple):
     negatives: Tensor
 
 
-class Recommendation(Accelerated):
+class DCRec(Accelerated):
     name = "dcrec"
     title = "DCRec, which recommends the next item"
     task = (
@@ -119,16 +124,18 @@ class Recommendation(Accelerated):
 
     def load(self, data: Path | None) -> None:
         chosen = self.settings
-        if chosen.dataset in NAMED and data is None:
+        if chosen.dataset in NAMED_DATASETS and data is None:
             raise ValueError(
                 f"the data set {chosen.dataset} needs --data FOLDER with dcrec/{chosen.dataset} in it, two "
                 ".inter files; --set dataset=FOLDER reads others."
             )
-        folder = data / "dcrec" / chosen.dataset if data and chosen.dataset in NAMED else Path(chosen.dataset)
+        folder = Path(chosen.dataset)
+        if data and chosen.dataset in NAMED_DATASETS:
+            folder = data / "dcrec" / chosen.dataset
         if not folder.is_dir():
             raise ValueError(
-                f"dataset must be {', '.join(NAMED)} or a folder that taufree sequences made, but {folder} "
-                "is no folder."
+                f"No such folder: {folder}; dataset must be {', '.join(NAMED_DATASETS)} or a folder that "
+                "taufree sequences made."
             )
         found = prepared(folder, chosen.longest, chosen.users, changed(folder))
         self.data, self.neighbours, self.negatives = found
@@ -178,7 +185,7 @@ class Recommendation(Accelerated):
     def model(self) -> nn.Module:
         chosen = self.settings
         shape = Shape(dropout=chosen.dropout)
-        return DCRec(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
+        return DCRecNetwork(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
@@ -194,7 +201,7 @@ class Recommendation(Accelerated):
     def _judge(self, part: str, device: torch.device) -> _Judge:
         rows, index = self.parts[part], self.judged[part]
         packs = []
-        for some in torch.split(index, READ_AT_ONCE):
+        for some in torch.split(index, HISTORIES_PER_PASS):
             slots = _packed(rows.lengths[some], rows.items.shape[1] - 1)
             packs.append((some.to(device), slots.to(device)))
         return _Judge(packs, rows.targets[index].to(device), self.negatives[part][index].to(device))
@@ -226,7 +233,7 @@ class Recommendation(Accelerated):
         """The figure that chooses the epoch."""
         public = self.settings.protocol == "public"
         part, figure = ("test", "hr1") if public else ("train", "ndcg10")
-        return {"choice": figures(self._sampled(model, part, self._wanted(model, part)))[figure]}
+        return {"choice": ranking_metrics(self._sampled(model, part, self._wanted(model, part)))[figure]}
 
     @property
     def patience(self) -> int:
@@ -240,13 +247,14 @@ class Recommendation(Accelerated):
         rows, judge, wanted = self.parts[part], self._judges[part], self._wanted(model, part)
         found = []
         chunks = zip(
-            *(torch.split(x, AT_ONCE) for x in (self.judged[part], wanted, judge.targets)), strict=True
+            *(torch.split(x, USERS_PER_CHUNK) for x in (self.judged[part], wanted, judge.targets)),
+            strict=True,
         )
         for index, some, targets in chunks:
             scores = some @ _vectors(model).T.to(some.dtype)
             found.append(full_ranks(scores, targets, rows.seen(index).to(scores.device)))
-        full = figures(torch.cat(found))
-        sampled = figures(self._sampled(model, part, wanted))
+        full = ranking_metrics(torch.cat(found))
+        sampled = ranking_metrics(self._sampled(model, part, wanted))
         return {**sampled, **{f"full_{name}": value for name, value in full.items()}}
 
     def _wanted(self, model: nn.Module, part: str) -> Tensor:
@@ -260,7 +268,7 @@ class Recommendation(Accelerated):
     def _sampled(self, model: nn.Module, part: str, wanted: Tensor) -> Tensor:
         """[N], the ranks among the negatives."""
         _, targets, negatives = self._judges[part]
-        chunks = zip(*(torch.split(x, READ_AT_ONCE) for x in (wanted, targets, negatives)), strict=True)
+        chunks = zip(*(torch.split(x, HISTORIES_PER_PASS) for x in (wanted, targets, negatives)), strict=True)
         found = [sampled_ranks(some, _vectors(model), *compared) for some, *compared in chunks]
         return torch.cat(found)
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 COLUMNS = ("session_id:token", "item_id_list:token_seq", "item_id:token")
-SHOWN = 5
+MAX_LISTED_LINES = 5
 
 
 @dataclass(frozen=True)
-class Rows:
+class Histories:
     """Histories, and the item after each.
 
     Shape:
@@ -66,8 +66,8 @@ class Rows:
 class Interactions:
     """A data set: the training and the test rows, how many items there are, and what is to be said of it."""
 
-    train: Rows
-    test: Rows
+    train: Histories
+    test: Histories
     item_count: int
     notes: Sequence[str]
 
@@ -86,7 +86,7 @@ def read_interactions(folder: Path, *, longest: int = 50, users: int = 0) -> Int
         longest: how many items a history has at most; the last ones are kept, others are :attr:`Rows.older`.
         users: read so many users at most, those with the longest histories; 0 is all.
 
-    Raises ValueError with one sentence where a file is missing, has other columns or no usable row. Rows
+    Raises ValueError with one sentence where a file is missing, has other columns or no usable row. Histories
     that are malformed are left out and named in the notes.
     """
     notes: list[str] = []
@@ -138,7 +138,7 @@ def left_out(path: Path, lines: Sequence[int], rows: int) -> str:
     >>> left_out(Path("log.csv"), [3, 5], 9)
     '2 of 9 rows of log.csv are malformed and left out: lines 3, 5.'
     """
-    shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
+    shown = ", ".join(map(str, lines[:MAX_LISTED_LINES])) + (", ..." if len(lines) > MAX_LISTED_LINES else "")
     return f"{len(lines)} of {rows} rows of {path} are malformed and left out: lines {shown}."
 
 
@@ -146,7 +146,7 @@ def _tokens(lines: Iterable[_Line], longest: int) -> Iterable[str]:
     return chain.from_iterable((*line.history[-longest:], line.target) for line in lines)
 
 
-def _table(lines: Sequence[_Line], number: dict[str, int], longest: int) -> Rows:
+def _table(lines: Sequence[_Line], number: dict[str, int], longest: int) -> Histories:
     if not lines:
         raise ValueError("the training file must have rows of the test file's users, found none.")
     lengths = torch.tensor([len(line.history) for line in lines])
@@ -159,4 +159,4 @@ def _table(lines: Sequence[_Line], number: dict[str, int], longest: int) -> Rows
     items = torch.full((len(lines), int(lengths.max()) + 1), len(number))
     filled = torch.arange(items.shape[1]) <= lengths[:, None]
     items[filled] = torch.tensor([number[token] for token in _tokens(lines, longest)])
-    return Rows(items, lengths, older)
+    return Histories(items, lengths, older)

@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from taufree.experiments.recommendation.interactions import Rows
+from taufree.experiments.recommendation.interactions import Histories
 from taufree.util.optional import needs
 
 # Newer versions of torch announce the end of torch.jit at this import.
@@ -44,7 +44,7 @@ class Neighbours(NamedTuple):
     readouts: EdgeIndex
 
 
-def neighbours(rows: Rows, items: int, nearest: int = 4) -> Neighbours:
+def neighbours(rows: Histories, items: int, nearest: int = 4) -> Neighbours:
     """The graphs of some histories, see :func:`adjacency` and :func:`similarity`."""
     adjacent, made = adjacency(rows, items)
     similar = similarity(rows, items, nearest)
@@ -77,7 +77,7 @@ def _sorted(edges: Tensor, items: int) -> EdgeIndex:
     return EdgeIndex(edges, sparse_size=(items, items), sort_order="col").fill_cache_()
 
 
-def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
+def adjacency(rows: Histories, items: int) -> tuple[ItemGraph, Tensor]:
     """Items that follow each other in a history, and which edges each row has made.
 
     An edge's weight is twice the number of times that its items stand side by side, an item's loop weighs 1
@@ -101,7 +101,7 @@ def adjacency(rows: Rows, items: int) -> tuple[ItemGraph, Tensor]:
     return ItemGraph(_sorted(edges, items), weights), made
 
 
-def similarity(rows: Rows, items: int, nearest: int, chunk: int = 4096) -> ItemGraph:
+def similarity(rows: Histories, items: int, nearest: int, chunk: int = 4096) -> ItemGraph:
     """Each item hears of itself and of the items whose users are most like its own.
 
     With x the users' counts of an item, cos(x, y) is 1 for the item itself; its ``nearest`` others with a

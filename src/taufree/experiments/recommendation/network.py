@@ -54,7 +54,7 @@ class Output(NamedTuple):
     conformity: Tensor
 
 
-class DCRec(nn.Module):
+class DCRecNetwork(nn.Module):
     """The data are buffers, so that they are where the network is; they are not saved with the weights.
 
     Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.experiments.recommendation.interactions import Rows
+from taufree.experiments.recommendation.interactions import Histories
 
-TRIES = 50
-AT_ONCE = 1024
-CUTS = (1, 5, 10)
+MAX_DRAWS = 50
+USERS_PER_CHUNK = 1024
+CUTOFFS = (1, 5, 10)
 
 
-def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_negatives(rows: Histories, popularity: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Items [N, count] that a row's user has not had so far and that are not its target, drawn by popularity.
 
     Items may be drawn twice. A row that has had every item of any popularity gets items that are drawn evenly
@@ -28,11 +28,11 @@ def draw_negatives(rows: Rows, popularity: Tensor, count: int, generator: torch.
         return torch.searchsorted(steps, place, right=True)
 
     found = []
-    for index in torch.split(torch.arange(len(rows.lengths)), AT_ONCE):
+    for index in torch.split(torch.arange(len(rows.lengths)), USERS_PER_CHUNK):
         drawn = fresh(len(index) * count).view(-1, count)
         had = torch.zeros(len(index), items, dtype=torch.bool).scatter_(1, rows.seen(index), True)
         row, column = had.gather(1, drawn).nonzero(as_tuple=True)
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             drawn[row, column] = again = fresh(len(row))
             bad = had[row, again]
             row, column = row[bad], column[bad]
@@ -76,13 +76,15 @@ def full_ranks(scores: Tensor, targets: Tensor, seen: Tensor) -> Tensor:
     return (~(scores < own)).sum(1)
 
 
-def figures(rank: Tensor) -> dict[str, float]:
+def ranking_metrics(rank: Tensor) -> dict[str, float]:
     """Hit rates and NDCG in %, at the usual cuts: the shares of rank < k, and of (rank < k) / log2(rank + 2).
 
-    >>> figures(torch.tensor([0, 3, 99, 99]))["hr5"], figures(torch.tensor([0, 2, 99, 99]))["ndcg5"]
-    (50.0, 37.5)
+    >>> ranking_metrics(torch.tensor([0, 3, 99, 99]))["hr5"]
+    50.0
+    >>> ranking_metrics(torch.tensor([0, 2, 99, 99]))["ndcg5"]
+    37.5
     """
     gain = 1 / (rank.double() + 2).log2()
-    hits = {f"hr{k}": 100 * (rank < k).double().mean().item() for k in CUTS}
+    hits = {f"hr{k}": 100 * (rank < k).double().mean().item() for k in CUTOFFS}
     # At the first cut both are the same figure.
-    return {**hits, **{f"ndcg{k}": 100 * ((rank < k) * gain).mean().item() for k in CUTS[1:]}}
+    return {**hits, **{f"ndcg{k}": 100 * ((rank < k) * gain).mean().item() for k in CUTOFFS[1:]}}

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.manifold import TSNE
 
-from taufree.experiments.evaluation.kept import THUMBNAIL, Arrays
+from taufree.experiments.evaluation.kept import THUMBNAIL_SIDE, Arrays
 
-_GAP = 8
-_LINES = 2
-_WRONG = (209, 73, 91)
+_GAP_PIXELS = 8
+_ROWS_OF_EXTREMES = 2
+_WRONG_COLOUR = (209, 73, 91)
 _COLOURS = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e",
     "#5f6b76",
@@ -52,8 +52,10 @@ def neighbour_figure(arrays: Arrays) -> go.Figure:
     """A row for each query: its image, and its neighbours, those of another class in a red frame."""
     labels = arrays["thumbnail_labels"]
     count, across = labels.shape
-    cell = THUMBNAIL + _GAP
-    fig = _sheet(arrays["thumbnails"], labels != labels[:, :1], [_GAP if j else 0 for j in range(across)])
+    cell = THUMBNAIL_SIDE + _GAP_PIXELS
+    fig = _sheet(
+        arrays["thumbnails"], labels != labels[:, :1], [_GAP_PIXELS if j else 0 for j in range(across)]
+    )
     names = [str(arrays["classes"][label]) for label in labels[:, 0]]
     fig.update_yaxes(
         tickvals=[cell * (i + 0.5) for i in range(count)], ticktext=names, showgrid=False, zeroline=False
@@ -72,35 +74,37 @@ def neighbour_figure(arrays: Arrays) -> go.Figure:
 def extreme_figure(arrays: Arrays) -> go.Figure:
     """The highest scores, then the lowest, those on the wrong side in a red frame."""
     images, anomalous = arrays["thumbnails"], arrays["anomalous"]
-    across = -(-anomalous.shape[1] // _LINES)
-    short = across * _LINES - anomalous.shape[1]
+    across = -(-anomalous.shape[1] // _ROWS_OF_EXTREMES)
+    short = across * _ROWS_OF_EXTREMES - anomalous.shape[1]
     wrong = np.stack([~anomalous[0], anomalous[1]])
     images = np.pad(images, ((0, 0), (0, short), (0, 0), (0, 0), (0, 0)), constant_values=255)
     wrong = np.pad(wrong, ((0, 0), (0, short)))
     fig = _sheet(images.reshape(-1, across, *images.shape[2:]), wrong.reshape(-1, across), [0] * across)
-    cell = THUMBNAIL + _GAP
+    cell = THUMBNAIL_SIDE + _GAP_PIXELS
     fig.update_yaxes(
-        tickvals=[cell * _LINES / 2, cell * _LINES * 3 / 2],
+        tickvals=[cell * _ROWS_OF_EXTREMES / 2, cell * _ROWS_OF_EXTREMES * 3 / 2],
         ticktext=["highest<br>scores", "lowest<br>scores"],
         showgrid=False,
         zeroline=False,
     )
     fig.update_xaxes(showticklabels=False, showgrid=False, zeroline=False)
-    fig.update_layout(height=2 * cell * _LINES + 60)
+    fig.update_layout(height=2 * cell * _ROWS_OF_EXTREMES + 60)
     return fig
 
 
 def _sheet(rows: NDArray[Any], framed: NDArray[Any], shifts: list[int]) -> go.Figure:
-    """Pictures [R, C, THUMBNAIL, THUMBNAIL, 3] in a grid, some framed, columns shifted to the right."""
+    """Pictures [R, C, side, side, 3] in a grid, some framed, columns shifted to the right."""
     count, across = framed.shape
-    cell = THUMBNAIL + _GAP
+    cell = THUMBNAIL_SIDE + _GAP_PIXELS
     sheet = np.full((count * cell, across * cell + max(shifts), 3), 255, np.uint8)
     for i in range(count):
         for j in range(across):
-            top, left = i * cell + _GAP // 2, j * cell + _GAP // 2 + shifts[j]
+            top, left = i * cell + _GAP_PIXELS // 2, j * cell + _GAP_PIXELS // 2 + shifts[j]
             if framed[i, j]:
-                sheet[top - 3 : top + THUMBNAIL + 3, left - 3 : left + THUMBNAIL + 3] = _WRONG
-            sheet[top : top + THUMBNAIL, left : left + THUMBNAIL] = rows[i, j]
+                sheet[top - 3 : top + THUMBNAIL_SIDE + 3, left - 3 : left + THUMBNAIL_SIDE + 3] = (
+                    _WRONG_COLOUR
+                )
+            sheet[top : top + THUMBNAIL_SIDE, left : left + THUMBNAIL_SIDE] = rows[i, j]
     packed = BytesIO()
     Image.fromarray(sheet).save(packed, "png")
     source = "data:image/png;base64," + base64.b64encode(packed.getvalue()).decode()

@@ -17,7 +17,7 @@ from taufree.experiments.sweep.results import Line
 from taufree.experiments.training.run import run_slug
 from taufree.util.html_page import Page
 
-MOST = 6  # metrics beside each other
+MAX_METRIC_COLUMNS = 6  # metrics beside each other
 
 
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
@@ -46,7 +46,7 @@ def result_table(lines: Sequence[Line]) -> tuple[list[dict[str, str]], set[int]]
     Where the metrics are too many to stand beside each other, links have the columns, without notes.
     """
     rows = table_rows(lines)
-    if len(_metrics(lines)) <= MOST:
+    if len(_metrics(lines)) <= MAX_METRIC_COLUMNS:
         return rows, {i for i, row in enumerate(rows) if row["link"] == "free" or "best tau" in row["note"]}
     names = [name for name in rows[0] if name not in ("link", "note")]
     return [{"metric": name, **{row["link"]: row[name] for row in rows}} for name in names], set()

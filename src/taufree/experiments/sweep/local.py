@@ -34,7 +34,7 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
 }
 
-PATIENCE = 10.0
+SHUTDOWN_SECONDS = 10.0
 """Seconds that processes have to end by themselves."""
 
 
@@ -101,7 +101,7 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
     finally:
         for worker in workers:
             worker.dismiss()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
             worker.process.kill()

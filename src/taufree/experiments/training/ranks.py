@@ -18,7 +18,7 @@ from taufree.experiments.recipe import Recipe
 from taufree.experiments.settings import BatchSettings, Settings
 from taufree.util.errors import BadInputError
 
-PATIENCE = 5.0
+FIRST_RANK_SECONDS = 5.0
 """Seconds that rank 0 has to say what all ranks have found."""
 
 
@@ -67,7 +67,7 @@ def check(recipe: type[Recipe], settings: Settings, device: str, jobs: int) -> N
 def wait_for_first() -> None:
     """Let rank 0 speak first: torchrun ends all ranks with it, and a sentence is heard once."""
     if rank():
-        time.sleep(PATIENCE)
+        time.sleep(FIRST_RANK_SECONDS)
 
 
 def own_rows(batch: Sequence[Tensor], rank: int, world: int) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 Result = TypeVar("Result")
 
-WARM_UP = 3
+WARM_UP_CALLS = 3
 """Calls with the same shapes before the recording; compilers, libraries and allocators settle in them."""
 
 
@@ -42,8 +42,8 @@ class Replayed(Generic[Result]):
             return self._work(inputs)
         shapes = tuple(x.shape for x in inputs)
         self._calls[shapes] += 1
-        if self._calls[shapes] <= WARM_UP:
-            return self._warm_up(inputs, last=self._calls[shapes] == WARM_UP)
+        if self._calls[shapes] <= WARM_UP_CALLS:
+            return self._warm_up(inputs, last=self._calls[shapes] == WARM_UP_CALLS)
         if shapes not in self._recordings:
             self._recordings[shapes] = _Recording(self._work, inputs)
         return self._recordings[shapes].replay(inputs)
