@@ -20,7 +20,7 @@ class Contrast:
     - pairs (``info_nce``): ``keys[i]`` is the positive of ``anchors[i]``; the other keys are its
       negatives if ``in_batch``; with ``symmetric`` the keys are anchors too, against the anchors.
     - views (``nt_xent``): ``keys`` is None, the anchors are their own candidates, an anchor never
-      meets itself, and its positive is the row ``shift`` further (modulo N).
+      is compared with itself, and its positive is the row ``shift`` further (modulo N).
     - labels (``sup_con``): ``keys`` is None, and every other row with the same label is a positive.
 
     Attributes:
@@ -32,7 +32,7 @@ class Contrast:
         queue: [M, D], negatives shared by all anchors.
         own_negatives: [N, K, D], negatives of one anchor each.
         ids: [N]; a key with the anchor's id that is not its positive is left out.
-        labels: [N]; when given they, and not ``shift``, tell the positives.
+        labels: [N]; when given, positives are the rows of the same label, and ``shift`` is not used.
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
     """
 
@@ -74,7 +74,7 @@ class Contrast:
         """Boolean [rows, cols]: which keys are no negatives of the anchor; None if all of them are.
 
         These are the anchor itself, its positive (it is counted apart, exactly), and the keys with
-        the anchor's id. With labels the positives stay in: :meth:`same_label` tells them.
+        the anchor's id. With labels the positives stay in, see :meth:`same_label`.
         """
         masks = []
         if self.keys is None and _overlap(rows, cols):
@@ -130,5 +130,5 @@ def _equal(values: Tensor, rows: Span, cols: Span) -> Tensor:
 
 
 def _overlap(a: Span, b: Span) -> bool:
-    meet: bool = a.start < b.stop and b.start < a.stop  # bool() of it would break the graph of an older torch
-    return meet
+    overlap: bool = a.start < b.stop and b.start < a.stop  # an older torch.compile has no bool() of it
+    return overlap

@@ -1,6 +1,6 @@
-"""What ranks tell each other: the only place that talks to torch.distributed.
+"""What ranks exchange: the only place that calls torch.distributed.
 
-Rows of all ranks are numbered rank by rank. Two ways bring the rows of the other ranks here:
+Rows of all ranks are numbered rank by rank. The rows of the other ranks come in one of two ways:
 
 - ``Gather``: one all-gather, then all of them are here, O(N D) memory; gradients with respect to them
   go home by one reduce-scatter.
@@ -63,7 +63,7 @@ def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:
 
 
 class Pending:
-    """A tensor that is on its way, and what is sent for it; padded batches lose their padding on arrival."""
+    """A tensor that is being received, and what is sent for it; padding is removed on arrival."""
 
     def __init__(self, what: str, works: Sequence[Any], result: Tensor, sent: Tensor) -> None:
         self.what, self.works, self.result, self.sent = what, works, result, sent
@@ -87,7 +87,7 @@ class Ranks:
         self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
 
     def agree(self, call: str, *sizes: int) -> list[list[int]]:
-        """Everyone's ``sizes``, by size and rank; raises on every rank unless all describe the same call.
+        """All ranks' ``sizes``, by size and rank; raises on every rank unless all describe the same call.
 
         One all-gather of a few integers, among them a digest of the description; only if digests differ are
         the descriptions themselves sent.
@@ -98,8 +98,8 @@ class Ranks:
         if len(set(digests)) > 1:
             calls: list[str] = [""] * self.world
             dist.all_gather_object(calls, f"{call} (N = {sizes[0]})")
-            told = "; ".join(f"rank {rank} called {text}" for rank, text in enumerate(calls))
-            raise ValueError(f"gather_distributed=True needs the same call on every rank: {told}.")
+            described = "; ".join(f"rank {rank} called {text}" for rank, text in enumerate(calls))
+            raise ValueError(f"gather_distributed=True needs the same call on every rank: {described}.")
         return found
 
     def gather(self, x: Tensor, sizes: Sequence[int], what: str) -> Pending:

@@ -85,7 +85,7 @@ def info_nce(
     if symmetric and not in_batch:
         raise ValueError("symmetric=True needs in_batch=True, since only in-batch pairs have two directions.")
     if ids is not None and not in_batch:
-        raise ValueError("ids tells in-batch keys apart and needs in_batch=True.")
+        raise ValueError("ids distinguishes in-batch keys and needs in_batch=True.")
     if ids is not None:
         check_integers("ids", ids, query)
     contrast = Contrast(

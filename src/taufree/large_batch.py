@@ -137,7 +137,7 @@ class _Call:
         trains = False
         for k, rows in enumerate(self.rows):
             self.rewinds.append(_snapshot([], self.generators))
-            # Only a run with a graph, here dropped at once, tells whether there is anything to train.
+            # Only a run with a graph, dropped at once, shows whether there is anything to train.
             with torch.set_grad_enabled(k == 0), _no_sync(self.ddp):
                 z = self._encode(rows)
             trains = trains or z.requires_grad

@@ -2,12 +2,12 @@
 
 For anchor i the sum over candidates v_j is sum_j (u_i . v_j)^2 = u_i' B u_i with B = sum_j v_j v_j', a matrix
 of D x D: exact, in O(N D^2) instead of O(N^2 D), without any pass over the pairs. Where there are fewer
-candidates than dimensions the pairs are the cheaper way, and fit. With ids or labels the pairs that are no
+candidates than dimensions the pairs themselves are cheaper, and fit. With ids or labels the pairs that are no
 negatives are anywhere in the matrix and leave pair by pair, some rows at a time, by one product of all pairs.
 
 Everything is in float32 (float64 for float64 inputs), but for the product of all pairs on a GPU, which is of
 unit rows in float16. That rounds to 11 bits at random, as TF32 does where it is allowed, which a mean over
-all pairs does not feel.
+all pairs averages out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
     anchors'. That takes the rows for independent: the two views of nt_xent, where they agree, make the error
     sqrt(2) larger, and keys that have nothing to do with the anchors make it as much smaller. Directions in D
     dimensions have a mean of 1/D at least, if there are many. A few, or some that avoid each other, can have
-    less, which tells of no further dimension: the mean is then taken as 1/D.
+    less, which does not mean more dimensions: the mean is then taken as 1/D.
     One anchor shows no spread, so its error is infinite.
     """
     count, total, squares = sums
@@ -77,7 +77,7 @@ class Squares:
         if contrast.in_batch:
             keys = self.u if contrast.keys is None else self._unit(contrast.keys)
             self._add(keys, self.groups)
-            if self.groups is None:  # who is no negative: the positive, and among themselves the anchor
+            if self.groups is None:  # no negatives: the positive, and the anchor itself
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
                 for part in _parts(n, self.u.shape[1], MAX_NUMBERS):
                     for shift in shifts:

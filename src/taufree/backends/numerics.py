@@ -1,4 +1,4 @@
-"""Which precision is computed in, and unit vectors that survive any finite input."""
+"""Precision of products, exact similarities, and unit vectors for any finite input."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def shortest(dtype: torch.dtype) -> float:
 
 
 def lengths(x: Tensor, origin: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What to divide each row by to make it a unit row, and what its square then lacks to 1; [..., 1].
+    """What to divide each row by to make it a unit row, and its deficit, 1 - (its length then)^2; [..., 1].
 
-    ``x`` has the device's widest dtype, ``origin`` is that of the input it comes from. The lack is
+    ``x`` has the device's widest dtype, ``origin`` is that of the input it comes from. The deficit is
     exactly 0 but for rows shorter than :func:`shortest`, whose cosines fade to 0. The divisor of an
     all-zero row is inf: the row stays zero, its cosines are 0, it gets no gradient.
     """
@@ -100,31 +100,31 @@ def lengths(x: Tensor, origin: torch.dtype) -> tuple[Tensor, Tensor]:
     square = x.square().sum(-1, keepdim=True)
     zero = square == 0
     length = square.masked_fill(zero, 1).sqrt() * top  # filled: the root has no derivative at 0
-    lack = 1 - (length / least).clamp(max=1).square()
-    return length.clamp(min=least).masked_fill(zero, torch.inf), lack.masked_fill(zero, 1)
+    deficit = 1 - (length / least).clamp(max=1).square()
+    return length.clamp(min=least).masked_fill(zero, torch.inf), deficit.masked_fill(zero, 1)
 
 
 def normalize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit rows [..., D] in the device's widest dtype, and what they lack [..., 1]; differentiable."""
+    """Unit rows [..., D] in the device's widest dtype, and their deficits [..., 1]; differentiable."""
     origin, x = x.dtype, x.to(wide_dtype(x.device))  # first: the parts of the gradient add up in it
-    divisor, lack = lengths(x, origin)
-    return x / divisor, lack
+    divisor, deficit = lengths(x, origin)
+    return x / divisor, deficit
 
 
-def chords(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def chords(u: Tensor, u_deficit: Tensor, v: Tensor, v_deficit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """c, 1 - c and 1 + c of rows u against rows v, over the last dimension.
 
     Half the squared chord, |u - v|^2 / 2 = 1 - c for unit vectors: no digit is lost as c
-    approaches 1, and likewise |u + v|^2 / 2 = 1 + c. ``lack`` corrects rows that are too short.
+    approaches 1, and likewise |u + v|^2 / 2 = 1 + c. ``deficit`` corrects rows that are too short.
     :func:`similarity` is the same for all pairs of two sets.
     """
-    lack = (u_lack + v_lack).squeeze(-1) / 2
-    gap = (u - v).square().sum(-1) / 2 + lack
-    rise = (u + v).square().sum(-1) / 2 + lack
+    deficit = (u_deficit + v_deficit).squeeze(-1) / 2
+    gap = (u - v).square().sum(-1) / 2 + deficit
+    rise = (u + v).square().sum(-1) / 2 + deficit
     return (rise - gap) / 2, gap, rise
 
 
-def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Tensor, Tensor]:
+def similarity(u: Tensor, u_deficit: Tensor, v: Tensor, v_deficit: Tensor) -> tuple[Tensor, Tensor]:
     """1 - c and 1 + c of all rows u [N, D] against all rows v [M, D], each [N, M]; differentiable.
 
     The half squared chord (|u|^2 + |v|^2)/2 - u.v without its cancellation: each vector is split into a
@@ -136,12 +136,12 @@ def similarity(u: Tensor, u_lack: Tensor, v: Tensor, v_lack: Tensor) -> tuple[Te
         coarse = h @ k.T
         rest = torch.cat([h, u - h], 1) @ torch.cat([v - k, v], 1).T
     square = h_square / 2 + k_square.T / 2
-    square_rest = (u_rest + u_lack) / 2 + (v_rest + v_lack).T / 2
+    square_rest = (u_rest + u_deficit) / 2 + (v_rest + v_deficit).T / 2
     return (square - coarse) + (square_rest - rest), (square + coarse) + (square_rest + rest)
 
 
 def _split(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The coarse part of x, its squared length, and what that lacks to the squared length of x."""
+    """The coarse part of x, its squared length, and the difference of that to the squared length of x."""
     one = 2.0 ** (25 if x.dtype == torch.float64 else 11)
     coarse = (x.detach() * one).round() / one
     return coarse, coarse.square().sum(-1, keepdim=True), ((x - coarse) * (x + coarse)).sum(-1, keepdim=True)

@@ -28,8 +28,8 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     """The loss of each anchor, [N]."""
     u = normalize(contrast.anchors)
     v = u if contrast.keys is None else normalize(contrast.keys)
-    everyone = slice(0, contrast.n)
-    left_out = contrast.left_out(everyone, everyone)
+    every_row = slice(0, contrast.n)
+    left_out = contrast.left_out(every_row, every_row)
 
     negatives, in_batch = [], None
     if contrast.in_batch:
@@ -43,7 +43,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     logits = torch.cat(negatives, dim=1)
 
     if contrast.labels is not None:
-        return by_label(logits, contrast.same_label(everyone, everyone), contrast.positive_count())
+        return by_label(logits, contrast.same_label(every_row, every_row), contrast.positive_count())
     positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
     losses = _cross_entropy(positive, logits)
     if contrast.symmetric and in_batch is not None:
@@ -53,7 +53,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
 
 def masked_logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
     """Logits of a matrix of similarities; a pair that is left out leaves before the link (its cosine
-    reads 0), or an infinite slope at c = 1 would meet the zero of the mask as NaN."""
+    reads 0), or an infinite slope at c = 1 times the zero of the mask would be NaN."""
     if left_out is None:
         return link.logit((rise - gap) / 2, gap, rise)
     gap, rise = gap.masked_fill(left_out, 1), rise.masked_fill(left_out, 1)

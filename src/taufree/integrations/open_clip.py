@@ -96,7 +96,7 @@ def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:
     """The loss, with a gradient of zero for ``unused``.
 
     DistributedDataParallel waits for a gradient of every parameter. Adding ``0 * unused`` would turn an
-    infinite scale into NaN; a choice never looks at what it does not take.
+    infinite scale into NaN; torch.where ignores the values that it does not choose.
     """
     if not isinstance(unused, Tensor):
         return loss

@@ -70,7 +70,7 @@ class _Free:
         ref_labels: Tensor | None,
     ) -> dict[str, Any]:
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
-        if self.distance.collect_stats:  # a link takes its place, so it is told what it would have seen
+        if self.distance.collect_stats:  # it is not called, so its statistics are set here
             self.distance.reset_stats()
             rows = embeddings, ref_emb
             self.distance.set_default_stats(*rows, *map(self.distance.normalize, rows))

@@ -40,7 +40,7 @@ ALL = {*BOTH, "query_to_query", "doc_to_doc"}
 
 
 class _Free:
-    """What both losses say of themselves, and their loss of given embeddings."""
+    """What both losses share: scale, link, citation and configuration."""
 
     scale: float | None
     link: Link
@@ -172,7 +172,7 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
 
 
 def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tensor:
-    """The same for any directions and hardness: own queries against everyone's, [N, W N (1 + hard)]."""
+    """The same for any directions and hardness: own queries against all ranks, [N, W N (1 + hard)]."""
     n, first, dtype = len(query), 0, result_dtype(query, *docs)
     own_query, own_doc = query, docs[0]
     if settings.gather_across_devices:

@@ -55,7 +55,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     inputs = (*contrast.inputs, *learned(link, contrast.anchors))
-    if not torch.is_grad_enabled():  # or the forward would compute a gradient for nobody
+    if not torch.is_grad_enabled():  # or the forward would compute a gradient that nobody asks for
         inputs = tuple(None if x is None else x.detach() for x in inputs)
     result: Tensor = apply(_Blockwise, "blockwise", contrast, link, weights, *inputs)
     return result
@@ -117,9 +117,10 @@ def check_unchanged(link: Link, params: Sequence[Tensor], values: Sequence[Tenso
 
 
 class Place(NamedTuple):
-    """A tile of the matrix: anchors ``rows`` against ``cols`` of ``block``, and who looks back, if anyone.
+    """A tile of the matrix: anchors ``rows`` against candidates ``cols`` of ``block``.
 
-    ``groups`` are the block's ids or labels, if another rank holds it.
+    ``across`` is the direction in which the candidates are anchors, if they are. ``groups`` are the block's
+    ids or labels, if another rank holds it.
     """
 
     rows: range
@@ -175,15 +176,15 @@ class BlockwiseEngine:
     ) -> list[Tensor | None]:
         """Adds the pairs outside the matrix, then takes everything back through the normalisation."""
         if positive is not None:
-            pull = -rows.side.pull if cols is None else -rows.side.pull - cols.side.pull
-            a = self._coefficients(positive, pull)[:, None]
+            outer = -rows.side.target if cols is None else -rows.side.target - cols.side.target
+            a = self._coefficients(positive, outer)[:, None]
             sign = torch.ones_like(a).copysign(positive[0][:, None])  # never 0, also at right angles
             for part, key, u, v in self._positives():
                 # v - u for v (v + u if they are opposite): the same but for the part along u, and exact
                 # where u and v nearly agree.
                 apart = v.addcmul_(u, sign[part], value=-1).to(self.dtype)
-                self.u.pull(part, apart, a[part], sign[part] * a[part])
-                self.v.pull(key, apart, -sign[part] * a[part], sign[part] * a[part])
+                self.u.add_gradient(part, apart, a[part], sign[part] * a[part])
+                self.v.add_gradient(key, apart, -sign[part] * a[part], sign[part] * a[part])
         for part, similarity, u, v in self._own_negatives():
             share = (self.link.logit(*similarity) - rows.side.log_z[part, None]).exp()
             a = self._coefficients(similarity, rows.side.grad[part, None] * share)[..., None]
@@ -196,7 +197,7 @@ class BlockwiseEngine:
         return [None if x is None else x.finish() for x in inputs] + self.param_grads
 
     def _coefficients(self, similarity: Similarity, outer: Tensor) -> Tensor:
-        """dL/dc from dL/dlogit; the link's parameters learn on the way."""
+        """dL/dc from dL/dlogit; adds to the gradients of the link's parameters."""
         if self.params:
             self._learn(link_gradient(self.link, similarity, outer, self.params))
         return outer * self.link.slope(*similarity)
@@ -229,9 +230,9 @@ class BlockwiseEngine:
         """
         gap, rise = torch.empty(2, self.n, dtype=self.wide, device=self.u.x.device)
         for part, key, u, v in self._positives():
-            lack = (self.u.lack[part] + self.v.lack[key]).squeeze(-1) / 2
-            rise[part] = torch.linalg.vector_norm(u + v, dim=-1).square_().div_(2).add_(lack)
-            gap[part] = torch.linalg.vector_norm(u.sub_(v), dim=-1).square_().div_(2).add_(lack)
+            deficit = (self.u.deficit[part] + self.v.deficit[key]).squeeze(-1) / 2
+            rise[part] = torch.linalg.vector_norm(u + v, dim=-1).square_().div_(2).add_(deficit)
+            gap[part] = torch.linalg.vector_norm(u.sub_(v), dim=-1).square_().div_(2).add_(deficit)
         return (rise - gap) / 2, gap, rise
 
     def _own_negatives(self) -> Iterator[tuple[slice, Similarity, Tensor, Tensor]]:
@@ -239,7 +240,7 @@ class BlockwiseEngine:
         if self.own is not None and self.own.x.numel():
             for part in self.own.parts:
                 u, v = self.u.exact(part)[:, None], self.own.exact(part)
-                yield part, chords(u, self.u.lack[part][:, None], v, self.own.lack[part]), u, v
+                yield part, chords(u, self.u.deficit[part][:, None], v, self.own.deficit[part]), u, v
 
     # The matrix, tile by tile.
 
@@ -251,14 +252,14 @@ class BlockwiseEngine:
         # One way, a row's sums are complete after its own tiles; two ways, only after all tiles.
         for group in [strips] if across else [[strip] for strip in strips]:
             places = [place for strip in group for place in self._places(strip, across)]
-            kept = self._sums(places, rows, KEPT_BYTES if want_grad else 0)
+            kept = self._add_tile_sums(places, rows, KEPT_BYTES if want_grad else 0)
             for direction in (rows, cols):
                 if direction is not None:
                     direction.close(slice(group[0].start, group[-1].stop))
             if want_grad:
-                self._pulls(places, rows, kept)
+                self._add_tile_gradients(places, rows, kept)
 
-    def _sums(self, places: Sequence[Place], rows: Direction, room: int) -> list[Tile | None]:
+    def _add_tile_sums(self, places: Sequence[Place], rows: Direction, room: int) -> list[Tile | None]:
         """Adds the tiles to the sums; returns those that fit ``room`` bytes."""
         kept: list[Tile | None] = []
         for place in places:
@@ -270,8 +271,8 @@ class BlockwiseEngine:
             kept.append(tile if room >= 0 else None)
         return kept
 
-    def _pulls(self, places: Sequence[Place], rows: Direction, kept: list[Tile | None]) -> None:
-        """Adds the tiles' part of the gradient, once the sums are complete; uses up those ``kept``."""
+    def _add_tile_gradients(self, places: Sequence[Place], rows: Direction, kept: list[Tile | None]) -> None:
+        """Adds the tiles' part of the gradient, once the sums are complete; frees those ``kept``."""
         for i, place in enumerate(places):
             tile, kept[i] = kept[i] or self._tile(place), None
             sides = [rows.side.at(place.rows, 0)]
@@ -288,7 +289,7 @@ class BlockwiseEngine:
         )
 
     def _places(self, rows: range, across: Direction | None) -> Iterator[Place]:
-        """The tiles of a strip; when anchors meet each other only those on and above the diagonal."""
+        """The tiles of a strip; of anchors among themselves only those on and above the diagonal."""
         if self.contrast.in_batch:
             for cols in spans(self.n, TILE_SIZE):
                 if self.v is not self.u:
@@ -320,7 +321,7 @@ class BlockwiseEngine:
             left_out.fill(gap, 1)
         least, most = gap.aminmax()
         if bool((least < NEAR_GAP + offset) | (most > 2 - NEAR_GAP + offset)):
-            gap, rise = numerics.similarity(u.exact(rows), u.lack[rows], v.exact(cols), v.lack[cols])
+            gap, rise = numerics.similarity(u.exact(rows), u.deficit[rows], v.exact(cols), v.deficit[cols])
             gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
@@ -329,7 +330,7 @@ class BlockwiseEngine:
     def _tile_gradient(self, place: Place, tile: Tile, sides: list[Side]) -> None:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         a, learned = tile.coefficients(sides, self.params)
-        # Anchors among themselves on two ranks: both of them meet the pair, with both directions in it.
+        # Two ranks compute a pair of anchors of both, each with both directions: half of it each.
         self._learn(learned, 0.5 if self.contrast.keys is None and v is not u else 1.0)
         if tile.near:
             a = a.to(self.wide)

@@ -22,14 +22,14 @@ class UnitRows:
         self.parts = [cut(span) for span in spans(len(x), CHUNK_NUMBERS // max(1, x[:1].numel()))]
         self.unit = torch.empty(x.shape, dtype=dtype, device=x.device) if tiled else None
         self.inverse = torch.empty(*x.shape[:-1], 1, dtype=self.wide, device=x.device)
-        self.lack = torch.empty_like(self.inverse)
+        self.deficit = torch.empty_like(self.inverse)
         for part in self.parts:
             rows = self.x[part].to(self.wide, copy=True)
-            divisor, self.lack[part] = lengths(rows, x.dtype)
+            divisor, self.deficit[part] = lengths(rows, x.dtype)
             self.inverse[part] = 1 / divisor
             if self.unit is not None:
                 self.unit[part] = rows.mul_(self.inverse[part])
-        self.full = self.lack == 0  # which rows are of length 1
+        self.full = self.deficit == 0  # which rows are of length 1
         self.along = torch.zeros_like(self.inverse)
         self.grad = torch.zeros(x.shape, dtype=dtype, device=x.device) if wanted else None
 
@@ -37,7 +37,7 @@ class UnitRows:
         """Unit rows in float64, straight from the input."""
         return self.x[part].to(self.wide, copy=True).mul_(self.inverse[part])
 
-    def pull(self, part: slice, towards: Tensor, by: Tensor, along: Tensor) -> None:
+    def add_gradient(self, part: slice, towards: Tensor, by: Tensor, along: Tensor) -> None:
         """Adds ``by * towards`` to the gradient, and ``along`` times the unit rows, which only rows too
         short to be normalised keep."""
         if self.grad is not None:

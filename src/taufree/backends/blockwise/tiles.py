@@ -20,21 +20,21 @@ from taufree.links import Link
 
 @dataclass
 class Side:
-    """One direction of the contrast, rows looking at columns or columns at rows; fields [anchors].
+    """One direction of the contrast: the matrix's rows are the anchors, or its columns; fields [anchors].
 
     The derivative of the loss with respect to a negative's logit is ``grad * exp(logit - log_z)``,
-    and to a labelled positive's ``keep * grad * exp(logit - log_z) - pull``: an anchor with a single
-    positive has keep 0 and pull = grad * (1 - p), so that nothing cancels.
+    and to a labelled positive's ``keep * grad * exp(logit - log_z) - target``: an anchor with a single
+    positive has keep 0 and target = grad * (1 - p), so that nothing cancels.
     """
 
     grad: Tensor
     log_z: Tensor
     keep: Tensor
-    pull: Tensor
+    target: Tensor
 
     def at(self, span: range, dim: int) -> Side:
         """The anchors of a span, laid along dimension ``dim`` of a tile."""
-        fields = (self.grad, self.log_z, self.keep, self.pull)
+        fields = (self.grad, self.log_z, self.keep, self.target)
         return Side(*(field[span.start : span.stop].unsqueeze(1 - dim) for field in fields))
 
 
@@ -156,8 +156,8 @@ class OddsTile:
             kept = _sum([side.keep * share for side, share in zip(sides, shares, strict=True)]).to(
                 self.r.dtype
             )
-            pull = _sum([self.twice * side.pull for side in sides]).to(self.r.dtype)
-            scale = torch.where(self.same, kept - pull / self.weight, scale)
+            target = _sum([self.twice * side.target for side in sides]).to(self.r.dtype)
+            scale = torch.where(self.same, kept - target / self.weight, scale)
         return self.r.square_().mul_(scale), ()
 
 
@@ -224,11 +224,11 @@ class SoftmaxTile:
         self, sides: Sequence[Side], params: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any."""
-        pull = _sum([self._share(side) for side in sides])
+        target = _sum([self._share(side) for side in sides])
         learned: Sequence[Tensor | None] = ()
         if params and self.similarity is not None:
-            learned = link_gradient(self.link, self.similarity, pull, params)
-        return pull.mul_(self.slope), learned
+            learned = link_gradient(self.link, self.similarity, target, params)
+        return target.mul_(self.slope), learned
 
     def _share(self, side: Side) -> Tensor:
         """dL/dlogit in one direction."""
@@ -239,13 +239,13 @@ class SoftmaxTile:
             share = _exp(self.logit - side.log_z.to(dtype)).mul_(side.grad.to(dtype))
         if self.same is None:
             return share
-        return torch.where(self.same, (side.keep * share - side.pull).to(share.dtype), share)
+        return torch.where(self.same, (side.keep * share - side.target).to(share.dtype), share)
 
 
 class Direction:
     """One direction's sums while they grow, then its losses and its side; all in ``dtype``, [N].
 
-    ``positive`` holds the positives' logits, or None when labels tell the positives in the tiles.
+    ``positive`` holds the positives' logits, or None when they are found by label in the tiles.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Direction:
         self.losses[part] = loss.where(some, 0)
         self.side.log_z[part] = log_z.where(some, torch.inf)  # or exp(logit) times its grad, 0, is NaN
         self.side.keep[part] = (count != 1).to(log_z.dtype)
-        self.side.pull[part] = self.side.grad[part] * share.where(some, 0)
+        self.side.target[part] = self.side.grad[part] * share.where(some, 0)
 
 
 def parameters(link: Link) -> list[Tensor]:
@@ -332,7 +332,7 @@ def keep_freed_memory() -> None:
 
 
 def _exp(x: Tensor) -> Tensor:
-    """In place, by way of exp2, which takes half the time of exp on a CPU."""
+    """In place, by exp2, which takes half the time of exp on a CPU."""
     return x.mul_(1 / math.log(2)).exp2_()
 
 

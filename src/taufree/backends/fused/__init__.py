@@ -13,7 +13,7 @@ from taufree.contrast import Contrast
 from taufree.links import Link
 
 MAX_COLUMNS = 4096  # of an input: a row must fit the registers of a block
-# The smallest resolution that 1 - c of a tile still tells from 0: of half-precision inputs, and of others.
+# The smallest resolution above the rounding of a tile: of half-precision inputs, and of others.
 MIN_RESOLUTION = {True: 1e-5, False: 1e-7}
 
 

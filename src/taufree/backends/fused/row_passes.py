@@ -16,7 +16,7 @@ from taufree.backends.numerics import shortest
 
 class Mode(NamedTuple):
     """How inputs are multiplied: the tiles' dtype, whether a row is a pair (high, low), and whether the
-    coefficients meet the rows in TF32 (with float32's range and 11 digits) instead of bfloat16."""
+    coefficients are multiplied with the rows in TF32 (float32's range, 11 digits) instead of bfloat16."""
 
     dtype: torch.dtype
     split: bool
@@ -72,7 +72,7 @@ def fill_pairs(
     u: KernelRows, v: KernelRows, mode: Mode, shift: int, link: KernelLink
 ) -> tuple[Tensor, Tensor]:
     """:func:`fill` for both, and [3, N] in float64: exactly 1 - c and 1 + c of each anchor and its positive,
-    and room for the pull; also both directions' sums [2, 1, N], still without any pair."""
+    and room for dL/dlogit * slope; also both directions' sums [2, 1, N], still without any pair."""
     sums = u.x.new_empty(2, 1, u.n, dtype=torch.float32)
     first = link.empty_sum
     positive = u.x.new_empty(3, u.n, dtype=torch.float64)
@@ -95,7 +95,7 @@ def fill_pairs(
 def close(
     positive: Tensor, rows: Tensor, cols: Tensor | None, link: KernelLink, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """``weight`` times the losses [N], both directions' normalisers [2, N]; ``positive`` gets its pull."""
+    """``weight`` times the losses [N], and normalisers [2, N]; ``positive`` gets its third row."""
     n = positive.shape[1]
     loss, z = (positive.new_empty(shape, dtype=torch.float32) for shape in ((n,), (2, n)))
     start(
@@ -106,7 +106,7 @@ def close(
 
 
 def close_labelled(sums: Tensor, count: Tensor, link: KernelLink) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [N], normalisers [2, N], and [3, N]: what a positive keeps of its share, its pull, and 0.
+    """Losses [N], normalisers [2, N], and [3, N]: what a positive keeps of its share, its target, and 0.
 
     The same formulas as tiles.Direction.close. An anchor without a positive has neither loss nor gradient.
     """
@@ -142,7 +142,7 @@ def finish(
     out = torch.empty_like(rows.x)
     start(
         row_kernels.finish, rows.n, rows.x, rows.stats, other.x, other.stats, grad, *upstream.arguments(),
-        positive, out, rows.n, shift, D=rows.d, PAD=rows.pad, AHEAD=roles[0], BEHIND=roles[1],
+        positive, out, rows.n, shift, D=rows.d, PAD=rows.pad, IS_ANCHOR=roles[0], IS_POSITIVE=roles[1],
         BLOCK=rows.block, num_warps=rows.warps,
     )  # fmt: skip
     return out

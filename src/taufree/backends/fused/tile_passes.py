@@ -99,7 +99,7 @@ def add_sums(block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols:
     """Adds a block's weights (or their logarithms) to rows [1, N] and, if it goes both ways, cols [1, M].
 
     Atomically if the sums are plain; tile by tile, then in a fixed order, for the logarithms and whenever
-    torch is asked for deterministic algorithms. ``cols`` is ``rows`` when the anchors meet each other. With
+    torch is asked for deterministic algorithms. ``cols`` is ``rows`` for anchors among themselves. With
     labels the first dimension is 3, see the kernel.
     """
     u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)

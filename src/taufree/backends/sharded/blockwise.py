@@ -37,11 +37,11 @@ class BlockwiseShards(BlockwiseEngine):
 
     def add_own(self) -> None:
         self.positive, self.rows, self.cols = self._begin(None)
-        self._sums(self._own_places(), self.rows, 0)
+        self._add_tile_sums(self._own_places(), self.rows, 0)
 
     def add(self, shard: Shard) -> Tensor | None:
         across = self._far(len(shard.x)) if shard.are_anchors and self.cols is not None else None
-        self._sums(self._far_places(shard, across, wanted=False), self.rows, 0)
+        self._add_tile_sums(self._far_places(shard, across, wanted=False), self.rows, 0)
         return None if across is None else across.negatives
 
     def merge(self, parts: Tensor) -> None:
@@ -69,12 +69,12 @@ class BlockwiseShards(BlockwiseEngine):
         if self.cols is None and self.contrast.keys is not None:
             return None
         side = (self.cols or self.rows).side
-        labelled = () if self.contrast.labels is None else (side.keep, side.pull)
+        labelled = () if self.contrast.labels is None else (side.keep, side.target)
         return torch.stack([side.grad, side.log_z, *labelled], 1)
 
     def add_own_gradients(self) -> None:
         places = self._own_places()
-        self._pulls(places, self.rows, [None] * len(places))
+        self._add_tile_gradients(places, self.rows, [None] * len(places))
 
     def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
         across = None
@@ -83,7 +83,7 @@ class BlockwiseShards(BlockwiseEngine):
             grad, log_z, *labelled = far.unbind(1)
             across.side = Side(grad, log_z, *(labelled or (grad, grad)))
         places = self._far_places(shard, across, wanted)
-        self._pulls(places, self.rows, [None] * len(places))
+        self._add_tile_gradients(places, self.rows, [None] * len(places))
         return places[0].block.grad
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:

@@ -25,7 +25,7 @@ def loss(
 ) -> Tensor:
     """The loss over all ranks; own rows' losses for "none"."""
 
-    def everyone(x: Tensor | None, sizes: Sequence[int] = sizes) -> Tensor | None:
+    def gathered(x: Tensor | None, sizes: Sequence[int] = sizes) -> Tensor | None:
         if x is None or x.dtype.is_floating_point:
             return None if x is None else _GatherRows.apply(x, ranks, sizes)
         return ranks.gather(x.long(), sizes, "the ids or labels of all ranks").wait()
@@ -34,17 +34,17 @@ def loss(
     if contrast.shift:  # first views before second views, as one process has them
         halves = [rows.chunk(2) for rows in torch.split(order, list(sizes))]
         order = torch.cat([half for pair in zip(*halves, strict=True) for half in pair])
-    anchors, ids = everyone(contrast.anchors), everyone(contrast.ids)
+    anchors, ids = gathered(contrast.anchors), gathered(contrast.ids)
     assert anchors is not None
     whole = replace(
         contrast,
         anchors=anchors[order],
-        keys=everyone(contrast.keys),
+        keys=gathered(contrast.keys),
         shift=sum(sizes) // 2 if contrast.shift else 0,
-        queue=everyone(contrast.queue, queues),
-        own_negatives=everyone(contrast.own_negatives),
+        queue=gathered(contrast.queue, queues),
+        own_negatives=gathered(contrast.own_negatives),
         ids=None if ids is None else ids[order],
-        labels=everyone(contrast.labels),
+        labels=gathered(contrast.labels),
     )
     losses = reference.anchor_losses(whole, link.prepare(moments.Measure(whole)))
     weights = anchor_weights(reduction, whole.n, None if whole.labels is None else whole.positive_count())

@@ -1,10 +1,10 @@
 """A loss over the batches of all ranks, as one process would compute it on their concatenation.
 
-Each rank has its own anchors meet the candidates of every rank: 1/W of the pairs, and no rank holds more of
+Each rank compares its own anchors with the candidates of every rank: 1/W of the pairs. No rank holds more of
 the matrix than a tile. What is exchanged besides the embeddings is of size [N]:
 
-- pairs: a key that is an anchor too (``symmetric``) has a part of its sum on every rank; the parts meet on
-  its own rank, and its normaliser goes back to all. The gradients of keys and shared negatives go home.
+- pairs: a key that is an anchor too (``symmetric``) has a part of its sum on every rank; the parts are added
+  up on its own rank, and its normaliser goes back to all. The gradients of keys and shared negatives go home.
 - views and labels: an anchor's sum is complete on its own rank. Its normaliser goes to all ranks, where a
   pair's coefficient in both directions is computed, so that no gradient has to travel. The symmetry of the
   matrix is used on a rank's own rows and not across ranks.
@@ -57,17 +57,17 @@ from taufree.reduction import anchor_weights
 
 class ShardEngine(Protocol):
     """One rank's part of a loss. Own pairs and each :class:`Shard` are visited twice: for the sums, then,
-    once everyone's normalisers are known, for the gradient."""
+    once the normalisers of all ranks are known, for the gradient."""
 
     empty_sum: float  # the sum over no pair
     sum_dtype: torch.dtype
-    dtype: torch.dtype  # of the result, and of gradients on their way home
+    dtype: torch.dtype  # of the result, and of gradients sent to the rank of their rows
 
     def add_own(self) -> None:
         """The sums of own pairs."""
 
     def add(self, shard: Shard) -> Tensor | None:
-        """The anchors' sums over a shard; if it looks back, its rows' sums [K] over the anchors too."""
+        """The anchors' sums over a shard; if its rows are anchors too, their sums [K] over the anchors."""
 
     def merge(self, parts: Tensor) -> None:
         """Own keys' sums over all ranks' anchors, [W, n]."""
@@ -212,9 +212,9 @@ class ShardedStep:
         return engine.gradients(of_keys, of_queue)
 
     def _start(self) -> None:
-        for way in (self.keys, self.queue):
-            if way is not None:
-                way.start()
+        for exchanged in (self.keys, self.queue):
+            if exchanged is not None:
+                exchanged.start()
 
     def _shard(self, rows: Tensor, span: range) -> Shard:
         groups = None if self.groups is None else self.groups[span.start : span.stop]

@@ -1,4 +1,4 @@
-"""Kernels with one program a row (or a few anchors): unit rows, exact positives, losses, the way back."""
+"""Kernels with one program a row (or a few anchors): unit rows, positives, losses, gradients."""
 
 # ruff: noqa: SIM109
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
@@ -19,13 +19,13 @@ def _row(x, stats, i, d, D):
 
 @triton.jit
 def _unit_row(x, unit, stats, i, d, N, D, least, PAD: tl.constexpr, SPLIT: tl.constexpr):
-    """Writes row i of ``unit`` and ``stats``; the unit row in float64, and what its square lacks to 1."""
+    """Writes row i of ``unit`` and ``stats``; the unit row in float64, and its deficit."""
     row = tl.load(x + i * D + d, d < D, 0.0).to(tl.float32).to(tl.float64)
     square = tl.sum(row * row, 0)
     length = tl.sqrt(square)
     short = length < least
     inverse = tl.where(square == 0, 0.0, 1.0 / tl.where(short, least, length))
-    lack = tl.where(short, 1.0 - (length / least) * (length / least), 0.0)
+    deficit = tl.where(short, 1.0 - (length / least) * (length / least), 0.0)
     out = unit + i * (PAD * (2 if SPLIT else 1)) + d
     tl.store(stats + i, inverse.to(tl.float32))
     tl.store(stats + N + i, tl.where(short, 0.0, 1.0))
@@ -38,22 +38,22 @@ def _unit_row(x, unit, stats, i, d, N, D, least, PAD: tl.constexpr, SPLIT: tl.co
         tl.store(out + PAD, rest, d < PAD)
         tl.store(stats + 2 * N + i, inverse.to(tl.float32))
         tl.store(stats + 3 * N + i, (tl.sum(coarse * coarse, 0) / 2).to(tl.float32))
-        tl.store(stats + 4 * N + i, ((tl.sum(fine * (2 * coarse + fine), 0) + lack) / 2).to(tl.float32))
+        tl.store(stats + 4 * N + i, ((tl.sum(fine * (2 * coarse + fine), 0) + deficit) / 2).to(tl.float32))
     else:
         power = (inverse.to(tl.int64, bitcast=True) & 0x7FF0000000000000).to(tl.float64, bitcast=True)
         tl.store(out, (row * power).to(tl.float32).to(unit.dtype.element_ty), d < PAD)
         tl.store(stats + 2 * N + i, power.to(tl.float32))
         tl.store(stats + 3 * N + i, (inverse / tl.where(power == 0, 1.0, power)).to(tl.float32))
         row = row * inverse
-    return row, lack
+    return row, deficit
 
 
 @triton.jit
-def _chord(positive, sums, start, i, N, u, v, lack):
+def _chord(positive, sums, start, i, N, u, v, deficit):
     tl.store(sums + i, start)
     tl.store(sums + N + i, start)
-    tl.store(positive + i, (tl.sum((u - v) * (u - v), 0) + lack) / 2)
-    tl.store(positive + N + i, (tl.sum((u + v) * (u + v), 0) + lack) / 2)
+    tl.store(positive + i, (tl.sum((u - v) * (u - v), 0) + deficit) / 2)
+    tl.store(positive + N + i, (tl.sum((u + v) * (u + v), 0) + deficit) / 2)
 
 
 @triton.jit(do_not_specialize=("N",))
@@ -69,7 +69,7 @@ def unit_rows(x, unit, stats, N, least, D: tl.constexpr, PAD: tl.constexpr, SPLI
     1. 1 where that succeeds, 0 for rows too short, see precision.lengths;
     2. what takes a gradient of ``unit`` back to x: the power of two, or (split) the same as 0;
     3. what makes ``unit`` a unit row, or (split) |coarse|^2 / 2;
-    4. (split) half of what |coarse|^2 lacks to the squared length, which is 1 unless a row is too short.
+    4. (split) half the difference of |coarse|^2 to the squared length, which is 1 unless a row is too short.
     """
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     _unit_row(x, unit, stats, i, d, N, D, least, PAD, SPLIT)
@@ -80,9 +80,9 @@ def unit_pairs(x, x_unit, x_stats, x_least, y, y_unit, y_stats, y_least, positiv
                D: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """unit_rows of x and of y and the chords of row i with row i, in one launch."""
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    u, u_lack = _unit_row(x, x_unit, x_stats, i, d, N, D, x_least, PAD, SPLIT)
-    v, v_lack = _unit_row(y, y_unit, y_stats, i, d, N, D, y_least, PAD, SPLIT)
-    _chord(positive, sums, start, i, N, u, v, u_lack + v_lack)
+    u, u_deficit = _unit_row(x, x_unit, x_stats, i, d, N, D, x_least, PAD, SPLIT)
+    v, v_deficit = _unit_row(y, y_unit, y_stats, i, d, N, D, y_least, PAD, SPLIT)
+    _chord(positive, sums, start, i, N, u, v, u_deficit + v_deficit)
 
 
 @triton.jit(do_not_specialize=("N", "shift"))
@@ -95,9 +95,9 @@ def chords(x, y, x_stats, y_stats, positive, sums, N, shift, start, D: tl.conste
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     j = (i + shift) % N
     u, v = _row(x, x_stats, i, d, D), _row(y, y_stats, j, d, D)
-    lack = tl.where(tl.load(x_stats + N + i) == 0, 1.0 - tl.sum(u * u, 0), 0.0)
-    lack += tl.where(tl.load(y_stats + N + j) == 0, 1.0 - tl.sum(v * v, 0), 0.0)
-    _chord(positive, sums, start, i, N, u, v, lack)
+    deficit = tl.where(tl.load(x_stats + N + i) == 0, 1.0 - tl.sum(u * u, 0), 0.0)
+    deficit += tl.where(tl.load(y_stats + N + j) == 0, 1.0 - tl.sum(v * v, 0), 0.0)
+    _chord(positive, sums, start, i, N, u, v, deficit)
 
 
 @triton.jit(do_not_specialize=("N",))
@@ -145,16 +145,16 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
 
 
 @triton.jit
-def _back(grad, x_stats, out, i, d, u, pull, N, D, PAD: tl.constexpr):
-    """The gradient of row i: tiles plus positives (``pull``), without the radial part, taken back to x."""
+def _to_input(grad, x_stats, out, i, d, u, positives, N, D, PAD: tl.constexpr):
+    """The gradient of row i of x: the tiles' and the positives' part, without the radial part."""
     tiles = tl.load(grad + i * PAD + d, d < PAD, 0.0).to(tl.float64)
-    g = tiles * tl.load(x_stats + 2 * N + i) + pull * tl.load(x_stats + i)
+    g = tiles * tl.load(x_stats + 2 * N + i) + positives * tl.load(x_stats + i)
     g -= u * (tl.sum(g * u, 0) * tl.load(x_stats + N + i))
     tl.store(out + i * D + d, g.to(tl.float32).to(out.dtype.element_ty), d < D)
 
 
 @triton.jit
-def _pull(positive, upstream, step, weight, i, u, v, stats, row, N):
+def _positive_gradient(positive, upstream, step, weight, i, u, v, stats, row, N):
     """What the positive pair of anchor i adds for the row u of it, whose other row is v.
 
     As v -+ u, the same but for the radial part, which is exact where u and v nearly agree (or are
@@ -168,23 +168,27 @@ def _pull(positive, upstream, step, weight, i, u, v, stats, row, N):
 
 @triton.jit(do_not_specialize=("step", "N", "shift"))
 def finish(x, stats, other, other_stats, grad, upstream, step, weight, positive, out, N, shift,
-           D: tl.constexpr, PAD: tl.constexpr, AHEAD: tl.constexpr, BEHIND: tl.constexpr,
+           D: tl.constexpr, PAD: tl.constexpr, IS_ANCHOR: tl.constexpr, IS_POSITIVE: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
     """The gradient of x, from that of the tiles, grad [N, PAD], and the positives.
 
-    AHEAD: a row is an anchor and its positive is row i + shift of ``other``; BEHIND: it is the
-    positive of row i - shift.
+    IS_ANCHOR: row i is an anchor, its positive row i + shift of ``other``. IS_POSITIVE: it is the positive of
+    row i - shift.
     """
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     u = _row(x, stats, i, d, D)
-    pull = tl.zeros((BLOCK,), tl.float64)
-    if AHEAD:
+    positives = tl.zeros((BLOCK,), tl.float64)
+    if IS_ANCHOR:
         j = (i + shift) % N
-        pull += _pull(positive, upstream, step, weight, i, u, _row(other, other_stats, j, d, D), stats, i, N)
-    if BEHIND:
+        positives += _positive_gradient(
+            positive, upstream, step, weight, i, u, _row(other, other_stats, j, d, D), stats, i, N
+        )
+    if IS_POSITIVE:
         j = (i + N - shift) % N
-        pull += _pull(positive, upstream, step, weight, j, u, _row(other, other_stats, j, d, D), stats, i, N)
-    _back(grad, stats, out, i, d, u, pull, N, D, PAD)
+        positives += _positive_gradient(
+            positive, upstream, step, weight, j, u, _row(other, other_stats, j, d, D), stats, i, N
+        )
+    _to_input(grad, stats, out, i, d, u, positives, N, D, PAD)
 
 
 @triton.jit(do_not_specialize=("step", "N"))
@@ -194,7 +198,7 @@ def finish_pairs(x, x_stats, x_grad, x_out, y, y_stats, y_grad, y_out, upstream,
     """finish of x and of y, whose rows i are each other's positives, in one launch."""
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     u, v = _row(x, x_stats, i, d, D), _row(y, y_stats, i, d, D)
-    for_x = _pull(positive, upstream, step, weight, i, u, v, x_stats, i, N)
-    for_y = _pull(positive, upstream, step, weight, i, v, u, y_stats, i, N)
-    _back(x_grad, x_stats, x_out, i, d, u, for_x, N, D, PAD)
-    _back(y_grad, y_stats, y_out, i, d, v, for_y, N, D, PAD)
+    for_x = _positive_gradient(positive, upstream, step, weight, i, u, v, x_stats, i, N)
+    for_y = _positive_gradient(positive, upstream, step, weight, i, v, u, y_stats, i, N)
+    _to_input(x_grad, x_stats, x_out, i, d, u, for_x, N, D, PAD)
+    _to_input(y_grad, y_stats, y_out, i, d, v, for_y, N, D, PAD)

@@ -1,8 +1,8 @@
 """Kernels with one program a tile: a block of the similarity matrix that exists in registers only.
 
-Half-precision rows meet as they are, but for a power of two: products are exact, and the cosine
+Half-precision rows are multiplied as they are, but for a power of two: products are exact, and the cosine
 u'.v' times both rows' factors is good to the rounding of float32 sums, about 1e-6. In split mode a
-unit row is a pair (coarse, rest) of float16, see row_kernels.unit_rows, and 1 - c a half squared chord
+unit row is a pair (coarse, rest) of float16, see rows.unit_rows, and 1 - c a half squared chord
 
     (|h|^2 + |k|^2)/2 - h.k   +   the same of the rests:   1 - c     with + for -:   1 + c
 
@@ -91,7 +91,7 @@ def _same(i, j, u_groups, v_groups, N, M):
 @triton.jit
 def _whole(row, col, N, M, shift, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr,
            BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Whether every pair of the tile counts, as far as positions tell."""
+    """Whether every pair of the tile counts, judged by positions alone."""
     whole = (row + BM <= N) & (col + BN <= M)
     if SELF:
         whole &= row + BM <= col
@@ -241,8 +241,8 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         same = _same(i, j, u_groups, v_groups, N, M)
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
         far_keep = tl.load(far_labelled + j, j < M, 0.0).to(tl.float32)[None, :]
-        pull = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
-        pull = pull + (far * tl.load(far_labelled + M + j, j < M, 0.0).to(tl.float32))[None, :]
+        target = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
+        target = target + (far * tl.load(far_labelled + M + j, j < M, 0.0).to(tl.float32))[None, :]
     c, gap, rise, left, right = _cosines(
         u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
     )
@@ -252,13 +252,13 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
             steep = r * r
         else:
             steep = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale)))
-        pulls = (near * near_z)[:, None]
+        shares = (near * near_z)[:, None]
         if COLS:
-            pulls = pulls + (far * far_z)[None, :]
+            shares = shares + (far * far_z)[None, :]
         if LABELS:
             kept = near_keep * (near * near_z)[:, None] + far_keep * (far * far_z)[None, :]
-            pulls = tl.where(same, kept - 2.0 * (1.0 + delta) * pull / (rise * r), pulls)
-        a = steep * pulls
+            shares = tl.where(same, kept - 2.0 * (1.0 + delta) * target / (rise * r), shares)
+        a = steep * shares
     else:
         s = tl.load(scale)
         logit = logit_of(c, gap, rise, s, LINK)
@@ -273,7 +273,7 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
                 more = tl.where(same, far_keep * more, more)
             a += more
         if LABELS:
-            a = tl.where(same & counted, a - pull, a)
+            a = tl.where(same & counted, a - target, a)
         if LEARN:
             if LINK == SCALE:
                 tl.store(learned + tl.program_id(0), tl.sum(a * c))
