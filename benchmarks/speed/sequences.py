@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from taufree.experiments.recommendation.logs import build_sequences
+from taufree.experiments.recommendation.sequences import build_sequences
 
 USERS, ITEMS = 138_493, 26_744
 

@@ -35,7 +35,7 @@ def sequences(
       taufree sequences ml-20m/ratings.csv --out data/ml-20m
       taufree run dcrec --set dataset=data/ml-20m
     """
-    from taufree.experiments.recommendation.logs import build_sequences
+    from taufree.experiments.recommendation.sequences import build_sequences
 
     try:
         made = build_sequences(log, out, user=user, item=item, time=time, core=core)

@@ -21,7 +21,7 @@ from torch.nn.functional import affine_grid, grid_sample
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from taufree import Link
-from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy
+from taufree.experiments.evaluation.knn_and_linear import knn_accuracy, linear_accuracy
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.recipe import Preset, Recipe, Step
 from taufree.experiments.settings import BatchSettings, Bounds

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from torchvision.models import resnet18
 
 from taufree import LogOdds, nt_xent
-from taufree.experiments.images import base as image_recipe
+from taufree.experiments.images import image_recipe as image_recipe
 from taufree.experiments.images.augment import Parameters, augment
 from taufree.experiments.images.folder import FolderOfImages
 from taufree.experiments.images.simclr import SimCLREncoder, SimCLRSettings

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree import Link
-from taufree.experiments.evaluation.features import knn_distance
-from taufree.experiments.evaluation.kept import EXTREME_COUNT
+from taufree.experiments.evaluation.knn_and_linear import knn_distance
 from taufree.experiments.evaluation.pair_statistics import observe_views
+from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT
 from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_backbone, read_weights
-from taufree.experiments.images.base import ImageRecipe, ViewSettings
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import DecodedImages, from_arrays, load_images
+from taufree.experiments.images.image_recipe import ImageRecipe, ViewSettings
 from taufree.experiments.images.listing import find_cases
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds

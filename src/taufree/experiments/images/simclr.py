@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree import Link
 from taufree.experiments.acceleration import Acceleration
-from taufree.experiments.evaluation.features import knn_accuracy, linear_accuracy, nearest
-from taufree.experiments.evaluation.kept import MAP_POINTS, NEIGHBOUR_COUNT, QUERY_COUNT
+from taufree.experiments.evaluation.knn_and_linear import knn_accuracy, linear_accuracy, nearest
 from taufree.experiments.evaluation.pair_statistics import observe_views
-from taufree.experiments.images.base import ImageRecipe, ViewSettings
+from taufree.experiments.evaluation.report_arrays import MAP_POINTS, NEIGHBOUR_COUNT, QUERY_COUNT
+from taufree.experiments.images.image_recipe import ImageRecipe, ViewSettings
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 from taufree.util.optional import needs

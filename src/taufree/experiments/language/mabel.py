@@ -22,7 +22,7 @@ from taufree.backends.numerics import full_precision, normalize, similarity
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
 from taufree.experiments.language.finetune import FineTuning, LanguageSettings
-from taufree.experiments.language.pairs import read_entailments, swap_pairs
+from taufree.experiments.language.nli_pairs import read_entailments, swap_pairs
 from taufree.experiments.language.scoring import Row
 from taufree.experiments.language.stereoset import (
     balance,

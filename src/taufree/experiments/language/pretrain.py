@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-from taufree.experiments.language.pairs import CORPORA, read_pairs
+from taufree.experiments.language.nli_pairs import CORPORA, read_pairs
 from taufree.experiments.language.scoring import Watch
 from taufree.experiments.language.tokens import (
     PADDING_MULTIPLE,

@@ -20,7 +20,7 @@ from torch.nn.functional import cosine_similarity
 from taufree import Link, info_nce
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.language.finetune import FineTuning, LanguageSettings
-from taufree.experiments.language.pairs import read_entailments
+from taufree.experiments.language.nli_pairs import read_entailments
 from taufree.experiments.language.tokens import Tokens, tokenise
 from taufree.experiments.recipe import Preset, Step
 

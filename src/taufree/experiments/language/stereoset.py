@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from taufree.experiments.language.pairs import lines_of
+from taufree.experiments.language.nli_pairs import lines_of
 from taufree.experiments.language.scoring import Question, Row, Watch, log_probabilities
 
 KINDS = ("stereotype", "anti-stereotype", "unrelated")

@@ -21,9 +21,14 @@ from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
+from taufree.experiments.recommendation.dataset import (
+    NEGATIVES,
+    content_digest,
+    load_dataset,
+    modification_times,
+)
 from taufree.experiments.recommendation.network import DCRecNetwork, Output, Shape, divergence
 from taufree.experiments.recommendation.packing import packed
-from taufree.experiments.recommendation.prepared import NEGATIVES, changed, content, prepared
 from taufree.experiments.recommendation.ranking import (
     USERS_PER_CHUNK,
     full_ranks,
@@ -73,7 +78,7 @@ class DCRecSettings(BatchSettings):
         if self.dataset not in NAMED_DATASETS:
             folder = Path(self.dataset)
             with suppress(OSError):  # what cannot be read is named when it is loaded
-                recorded["content"] = content(folder, changed(folder))
+                recorded["content"] = content_digest(folder, modification_times(folder))
         return recorded
 
 
@@ -137,7 +142,7 @@ class DCRec(Accelerated):
                 f"No such folder: {folder}; dataset must be {', '.join(NAMED_DATASETS)} or a folder that "
                 "taufree sequences made."
             )
-        found = prepared(folder, chosen.longest, chosen.users, changed(folder))
+        found = load_dataset(folder, chosen.longest, chosen.users, modification_times(folder))
         self.data, self.neighbours, self.negatives = found
         self.notes = list(self.data.notes)
         self.parts = {"train": self.data.train, "test": self.data.test}

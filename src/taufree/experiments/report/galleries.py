@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.manifold import TSNE
 
-from taufree.experiments.evaluation.kept import THUMBNAIL_SIDE, Arrays
+from taufree.experiments.evaluation.report_arrays import THUMBNAIL_SIDE, Arrays
 
 _GAP_PIXELS = 8
 _ROWS_OF_EXTREMES = 2

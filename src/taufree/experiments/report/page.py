@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from taufree.experiments.evaluation.kept import Arrays, load_arrays
+from taufree.experiments.evaluation.report_arrays import Arrays, load_arrays
 from taufree.experiments.link_names import describe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature

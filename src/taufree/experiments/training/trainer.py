@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from taufree import Link
 from taufree.backends.numerics import float32_products
 from taufree.experiments.acceleration import Accelerated, Acceleration
-from taufree.experiments.evaluation.kept import save_arrays
 from taufree.experiments.evaluation.pair_statistics import Observation, Tally, temperature_at_zero
+from taufree.experiments.evaluation.report_arrays import save_arrays
 from taufree.experiments.link_names import make_link
 from taufree.experiments.recipe import Recipe
 from taufree.experiments.registry import find_recipe

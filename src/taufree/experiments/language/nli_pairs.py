@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from taufree.experiments.language.swap import is_gendered, swapped
+from taufree.experiments.language.gender_swap import is_gendered, swapped
 
 CORPORA = ("snli", "mnli")
 LAYOUT = "s1.*, s2.* and labels.* with a sentence a line, or the official *.jsonl"

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch.nn.functional import normalize
 
-from taufree.experiments.evaluation import features as evaluation
-from taufree.experiments.evaluation.features import knn_accuracy, knn_distance, linear_accuracy, nearest
+from taufree.experiments.evaluation import knn_and_linear as evaluation
+from taufree.experiments.evaluation.knn_and_linear import knn_accuracy, knn_distance, linear_accuracy, nearest
 
 
 def at(*degrees):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from taufree import distributed
 from taufree.experiments.acceleration import Accelerated, Acceleration
-from taufree.experiments.evaluation.kept import THUMBNAIL_SIDE
+from taufree.experiments.evaluation.report_arrays import THUMBNAIL_SIDE
 from taufree.experiments.images.augment import (
     AREA_SHARES,
     Parameters,

@@ -6,7 +6,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from taufree.experiments.evaluation.kept import THUMBNAIL_SIDE, load_arrays, save_arrays
+from taufree.experiments.evaluation.report_arrays import THUMBNAIL_SIDE, load_arrays, save_arrays
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
 
 

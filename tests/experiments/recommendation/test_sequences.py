@@ -15,7 +15,7 @@ from taufree.cli import build
 pl = pytest.importorskip("polars", reason="polars is not installed")
 
 from taufree.experiments.recommendation.interactions import read_interactions  # noqa: E402
-from taufree.experiments.recommendation.logs import build_sequences, k_core  # noqa: E402
+from taufree.experiments.recommendation.sequences import build_sequences, k_core  # noqa: E402
 
 # User 1 has items 10, 11, 12, 10 in the order of time, user 2 has 11, 10, 12; user 3 and item 99 are rare.
 EVENTS = [(1, 11, 20), (1, 10, 10), (2, 11, 5), (1, 12, 30), (2, 10, 6), (3, 99, 1), (2, 12, 7), (1, 10, 40)]

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from taufree.experiments.language.pairs import read_entailments, read_pairs, swap_pairs
+from taufree.experiments.language.nli_pairs import read_entailments, read_pairs, swap_pairs
 from tests.support.paths import DATA, ROOT
 
 

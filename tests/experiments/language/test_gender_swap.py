@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taufree.experiments.language.pairs import read_entailments, swap_pairs
-from taufree.experiments.language.swap import (
+from taufree.experiments.language.gender_swap import (
     BEFORE_NOUN,
     NEVER_AFTER_POSSESSIVE,
     OTHERWISE,
@@ -16,6 +15,7 @@ from taufree.experiments.language.swap import (
     is_gendered,
     swapped,
 )
+from taufree.experiments.language.nli_pairs import read_entailments, swap_pairs
 from tests.support.paths import DATA
 
 WORD = st.sampled_from([*sorted(WORDS), *OTHERWISE, "dog", "with", "the", ".", ",", "red", "'s", "and"])

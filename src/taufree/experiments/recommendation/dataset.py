@@ -1,4 +1,4 @@
-"""What all runs of DCRec on a data set have in common, made once: the data, the graphs and the negatives."""
+"""A data set as all runs of DCRec use it, prepared once: the interactions, the graphs and the negatives."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from taufree.experiments.recommendation.ranking import draw_negatives
 NEGATIVES = 100
 
 
-class Prepared(NamedTuple):
-    """Graphs and negatives are those of the parts "train" and "test"."""
+class Dataset(NamedTuple):
+    """Graphs and negatives have the parts "train" and "test"."""
 
     data: Interactions
     graphs: dict[str, Neighbours]
     negatives: dict[str, Tensor]
 
 
-def changed(folder: Path) -> tuple[int, ...]:
-    """When the files of a data set were changed."""
+def modification_times(folder: Path) -> tuple[int, ...]:
+    """When each file of a data set was last modified, in nanoseconds."""
     return tuple(path.stat().st_mtime_ns for path in sorted(folder.glob("*.inter")))
 
 
 @lru_cache(maxsize=2)
-def content(folder: Path, changed: tuple[int, ...]) -> str:
-    """A text that is the same as long as the files of a data set are; ``changed`` as below."""
+def content_digest(folder: Path, modified: tuple[int, ...]) -> str:
+    """A digest of the files of a data set; ``modified`` as in :func:`load_dataset`."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.inter")):
         digest.update(path.read_bytes())
@@ -40,11 +40,12 @@ def content(folder: Path, changed: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=2)  # a benchmark takes turns with two
-def prepared(folder: Path, longest: int, users: int, changed: tuple[int, ...]) -> Prepared:
+def load_dataset(folder: Path, longest: int, users: int, modified: tuple[int, ...]) -> Dataset:
     """The data set of a folder, see :func:`~.interactions.read_interactions`, kept for the next runs.
 
     Args:
-        changed: when its files were; others are read again.
+        modified: the :func:`modification_times` of its files: other times are other arguments of the cache,
+            so that changed files are read again.
     """
     data = read_interactions(folder, longest=longest, users=users)
     parts = {"train": data.train, "test": data.test}
@@ -52,4 +53,4 @@ def prepared(folder: Path, longest: int, users: int, changed: tuple[int, ...]) -
     popularity = torch.bincount(data.train.items[data.train.known], minlength=data.item_count)
     draw = torch.Generator().manual_seed(0)  # the same negatives for every run
     negatives = {part: draw_negatives(rows, popularity, NEGATIVES, draw) for part, rows in parts.items()}
-    return Prepared(data, graphs, negatives)
+    return Dataset(data, graphs, negatives)
