@@ -89,7 +89,7 @@ def complete(
     missing = [run for run in runs if key(run) not in done]
     if not missing:
         return
-    outcome = sweep(missing, folder, jobs=jobs, console=Console(stderr=True), tell=keep)
+    outcome = sweep(missing, folder, jobs=jobs, console=Console(stderr=True), on_result=keep)
     for line in outcome.lines:  # also what was in the folder already
         keep(line)
     for run, reason in outcome.failed.items():

@@ -54,7 +54,9 @@ def bias(
         pairs = read_crows(data / "bias" / "crows_pairs_anonymized.csv")
         network, missing = load_masked_lm(model)
         if missing:
-            raise ValueError(f"model must be a whole masked language model, but {model} lacks {missing[0]}.")
+            raise ValueError(
+                f"model must be a whole masked language model, but {model} is without {missing[0]}."
+            )
         tokenizer = load_tokenizer(model)
         writable(out, out)
         with bar("StereoSet") as watch:

@@ -1,4 +1,4 @@
-"""How the commands speak to their user, who reads stderr."""
+"""What all commands share in talking to their user: paths, progress, errors on stderr."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import NoReturn
 
 
 def path(given: str | Path) -> Path:
-    """Parser of an option that is a path. An empty one, as of a shell variable that is not set, would be the
-    current folder, and results would be strewn there."""
+    """Parser of an option that is a path. An empty one, as from a shell variable that is not set, is refused:
+    as the current folder it would scatter results there."""
     import typer
 
     if not str(given).strip():
@@ -54,6 +54,6 @@ def refuse(reason: object) -> NoReturn:
 
 
 def complain(sentence: str) -> int:
-    """Say it, and give the exit code of bad input."""
+    """Print the sentence, and return the exit code of bad input."""
     print(f"taufree: {sentence}", file=sys.stderr)
     return 2

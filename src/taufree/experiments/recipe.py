@@ -25,7 +25,7 @@ from taufree.experiments.settings import Settings, list_settings
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of a recipe is run unless the user says more: seeds, and settings other than the defaults."""
+    """How much of a recipe is run: the number of seeds, and settings other than the defaults."""
 
     seeds: int
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Recipe(ABC):
 
     @property
     def follow_every(self) -> int:
-        """Epochs from one :meth:`follow` to the next; a setting ``<figure>_every`` tells the report."""
+        """Epochs from one :meth:`follow` to the next; the report reads a setting ``<figure>_every``."""
         return 1
 
     @property

@@ -47,7 +47,7 @@ def find_recipe(name: str) -> type[Recipe]:
 
 
 def source_digest(recipe: type[Recipe]) -> str | None:
-    """Tells versions of a user's own recipe apart, by the contents of its file; None for this package's."""
+    """A digest of the file of a user's own recipe, other for another version; None for this package's."""
     module = sys.modules[recipe.__module__]
     if module.__name__.startswith(f"{experiments.__name__}.") or module.__file__ is None:
         return None
@@ -55,7 +55,7 @@ def source_digest(recipe: type[Recipe]) -> str | None:
 
 
 def _modules() -> dict[str, str]:
-    """Each recipe's name and its module's, from what the packages say of themselves."""
+    """Each recipe's name and its module, from the ``RECIPES`` of the packages."""
     packages = [experiments.__name__]
     packages += [
         f"{experiments.__name__}.{one.name}"
@@ -110,6 +110,6 @@ def _recipe_in(module: ModuleType) -> type[Recipe]:
         raise ValueError(
             f"{module.__file__} must define one recipe, or name it RECIPE, got {len(chosen)} recipes."
         )
-    if lacking := [name for name in ("name", "title", "metrics") if not hasattr(chosen[0], name)]:
-        raise ValueError(f"the recipe in {module.__file__} must have {' and '.join(lacking)}.")
+    if missing := [name for name in ("name", "title", "metrics") if not hasattr(chosen[0], name)]:
+        raise ValueError(f"the recipe in {module.__file__} must have {' and '.join(missing)}.")
     return chosen[0]

@@ -99,14 +99,16 @@ def test_the_graph_is_not_saved_with_the_weights():
 
 
 def test_missing_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"must hold the Planetoid files .*ind\.citeseer\.test\.index, but"):
+    with pytest.raises(
+        ValueError, match=r"must hold the Planetoid files .*ind\.citeseer\.test\.index; missing: "
+    ):
         load_citeseer(tmp_path)
     raw = tmp_path / PLACE
     raw.mkdir(parents=True)
     for name in FILES[1:]:
         (raw / name).touch()
-    with pytest.raises(ValueError, match=r"but lacks ind\.citeseer\.x\.$"):
+    with pytest.raises(ValueError, match=r"; missing: ind\.citeseer\.x\.$"):
         load_citeseer(tmp_path)
     (raw / FILES[0]).touch()
-    with pytest.raises(ValueError, match=r"a file in .* is damaged \(EOFError\), get ind\.citeseer\.x, "):
+    with pytest.raises(ValueError, match=r"a file in .* is damaged \(EOFError\); get ind\.citeseer\.x, "):
         load_citeseer(tmp_path)

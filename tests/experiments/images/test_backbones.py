@@ -70,7 +70,7 @@ def test_weights_that_do_not_fit_name_the_first_key(network, tmp_path):
     less = {name: value for name, value in whole.items() if not name.startswith("layer3.1.bn2")}
     assert refused("resnet18", less).endswith("has no layer3.1.bn2.weight.")
     more = {**whole, "layer4.2.conv1.weight": torch.zeros(1)}
-    assert "has layer4.2.conv1.weight as well" in refused("resnet18", more)
+    assert "has layer4.2.conv1.weight, which resnet18 has not." in refused("resnet18", more)
     assert "a state dict, names with tensors" in refused("resnet18", {"epoch": 3, "model": whole})
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=r"weights\.pt cannot be read as one \("):

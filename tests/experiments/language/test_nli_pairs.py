@@ -32,7 +32,7 @@ def test_a_sentence_ends_with_its_line_alone(tmp_path):
 @pytest.mark.parametrize(
     ("break_it", "sentence"),
     [
-        (lambda folder: (folder / "s2.dev").unlink(), "lacks s2.dev"),
+        (lambda folder: (folder / "s2.dev").unlink(), "; missing: s2.dev"),
         (lambda folder: (folder / "s2.dev").write_bytes(b"\xff\n"), "snli must be text in UTF-8"),
         (lambda folder: (folder / "s2.dev").write_text("one\n"), "s1.dev 2, s2.dev 1, labels.dev 2"),
         (

@@ -95,7 +95,7 @@ def test_the_command_says_the_perplexities_and_refuses_in_a_sentence(data, headl
     (tmp_path / "out" / "pretraining.json").write_text("{")
     damaged = CliRunner().invoke(build(), [*arguments, "--out", str(tmp_path / "out")])
     assert damaged.exit_code == 2
-    assert "pretraining.json is damaged (JSONDecodeError), remove it to begin anew." in damaged.stderr
+    assert "pretraining.json is damaged (JSONDecodeError), remove it to start again." in damaged.stderr
 
 
 def test_the_model_it_begins_with_is_not_replaced(data, headless):
@@ -107,7 +107,7 @@ def test_damaged_files_are_named(data, headless, tmp_path):
     folder = tmp_path / "out" / "checkpoint" / "epoch-1"
     folder.mkdir(parents=True)
     (folder / "weights.safetensors").write_bytes(b"cut off")
-    with pytest.raises(ValueError, match=r"checkpoint is damaged \(SafetensorError\), remove it to begin"):
+    with pytest.raises(ValueError, match=r"checkpoint is damaged \(SafetensorError\), remove it to start"):
         pretrain(str(headless), data, tmp_path / "out", SETTINGS)
     path = data / "text" / "b.txt.gz"
     for content in (path.read_bytes()[:-20], b"no gzip at all"):

@@ -81,7 +81,7 @@ def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
     there, damaged, last = (json.dumps(line_of(run)) for run in (runs[0], runs[1], runs[3]))
     path.write_text("\n".join([there, damaged[:100], last]) + "\n")
     told = []
-    first = sweep(runs, tmp_path, console=console, tell=told.append)
+    first = sweep(runs, tmp_path, console=console, on_result=told.append)
     assert f"{path}:2: this line is not whole JSON" in log.getvalue()
     assert (tmp_path / "results.damaged.jsonl").read_text() == damaged[:100] + "\n"
     assert "2 of 4 runs are already in" in log.getvalue()

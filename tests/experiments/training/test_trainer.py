@@ -215,7 +215,7 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_the_run_begins_anew(tmp_pat
     line = train(run, tmp_path / "checkpoints", note=notes.append)
     assert len(notes) == 1
     assert str(checkpoint.path) in notes[0]
-    assert "the run begins anew" in notes[0]
+    assert "the run starts again" in notes[0]
     assert equal(line, train(run, tmp_path / "other"))
 
 

@@ -108,7 +108,7 @@ def with_self_pairs(view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
 
     With w the weight exp(link(1)) of an anchor's pair with itself and p that of its positive, -log(p / Z)
     becomes -log(p / (Z + w)) = log(exp(NT-Xent) + w / p). The pair's cosine is 1 whatever the network does,
-    so it is pulled nowhere, but all other candidates lose their share of the pull to it.
+    so it has no gradient, but it takes its share of the softmax from all other candidates.
     """
     losses = nt_xent(view_a, view_b, link=link, reduction="none")
     a, b = normalize(view_a.double(), dim=-1), normalize(view_b.double(), dim=-1)

@@ -67,12 +67,12 @@ def load_citeseer(data: Path | None) -> Graph:
 def _read(raw: Path) -> Graph:
     names = ", ".join(FILES)
     if missing := [name for name in FILES if not (raw / name).is_file()]:
-        raise ValueError(f"{raw} must hold the Planetoid files {names}, but lacks {', '.join(missing)}.")
+        raise ValueError(f"{raw} must hold the Planetoid files {names}; missing: {', '.join(missing)}.")
     try:
         found: Data = NormalizeFeatures()(read_planetoid_data(str(raw), "citeseer"))
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(
-            f"a file in {raw} is damaged ({type(error).__name__}), get {names} anew from Planetoid."
+            f"a file in {raw} is damaged ({type(error).__name__}); get {names} again from Planetoid."
         ) from error
     return Graph(found.x, found.edge_index, found.y)
 

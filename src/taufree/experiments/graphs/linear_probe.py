@@ -1,4 +1,4 @@
-"""PyGCL's linear probe: how well one linear layer tells the classes of frozen features."""
+"""PyGCL's linear probe: how well one linear layer classifies frozen features."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ with needs("taufree[images]"):
 Backbone = Literal["resnet152", "resnet50", "resnet18", "resnet50-v1"]
 """torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the
 other, but halves the resolution in the 1 x 1 convolution at a layer's entry, where torchvision does it in the
-3 x 3 one: a file of weights does not tell which of the two it is for, so the user has to."""
+3 x 3 one: a file of weights fits both, so the user must name the right one."""
 
 
 def make_backbone(name: str) -> nn.Module:
@@ -148,5 +148,5 @@ def _fitting(name: str, source: str, state: Mapping[str, Tensor]) -> dict[str, T
             )
         fitting[key] = state[key].to(own.dtype)
     if extra := [key for key in state if key not in needed and not key.startswith("fc.")]:
-        raise ValueError(f"weights must fit {name}, but {source} has {extra[0]} as well, which it lacks.")
+        raise ValueError(f"weights must fit {name}, but {source} has {extra[0]}, which {name} has not.")
     return fitting

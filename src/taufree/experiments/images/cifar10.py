@@ -52,7 +52,7 @@ class Cifar10(SimCLR):
 
 
 def load_cifar10(data: Path | None) -> tuple[NDArray[Any], ...]:
-    """Images [N, 32, 32, 3] and labels [N] of training, then of test; downloaded for want of a folder."""
+    """Images [N, 32, 32, 3] and labels [N] of training, then of test; downloaded if no folder is given."""
     x_train, y_train, x_test, y_test = _download() if data is None else _read(data / "cifar10.npz")
     return x_train, y_train.reshape(-1), x_test, y_test.reshape(-1)
 
@@ -67,13 +67,13 @@ def evenly(labels: NDArray[Any], count: int) -> NDArray[Any]:
 def _read(path: Path) -> tuple[NDArray[Any], ...]:
     """The arrays of Keras's file: images [N, 32, 32, 3] and labels [N], of training and of test."""
     if not path.is_file():
-        raise ValueError(f"{path} must hold CIFAR-10 with the arrays {', '.join(KEYS)}, but is not there.")
+        raise ValueError(f"No such file: {path}, which must hold CIFAR-10 with the arrays {', '.join(KEYS)}.")
     try:
         with np.load(path) as file:
             arrays = tuple(file[key] for key in KEYS)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
-            f"{path} is damaged or lacks one of the arrays {', '.join(KEYS)} ({type(error).__name__})."
+            f"{path} is damaged or without one of the arrays {', '.join(KEYS)} ({type(error).__name__})."
         ) from error
     for images, labels in (arrays[:2], arrays[2:]):
         if images.dtype != np.uint8 or images.shape != (labels.size, *images.shape[1:3], 3):

@@ -113,7 +113,7 @@ def stored_size(height: int, width: int, side: int) -> tuple[int, int]:
 def decode(raw: bytes, side: int) -> Bytes:
     """An encoded image as lines [h, 3, w] of the size that :func:`stored_size` says.
 
-    Any mode but floating point, of which no one knows what is white.
+    Any mode but floating point, in which white has no fixed value.
     """
     with Image.open(BytesIO(raw)) as file:
         opened = _upright(file)

@@ -169,7 +169,7 @@ class MSC(ImageRecipe):
         self._untrained = self._auc(knn_distance(bank, features, k=self.settings.neighbours))
         centre = bank.mean(0)
         self.centre = normalize(centre, dim=-1) if self.settings.angular else centre
-        """The mean [D] of the normal training features; on the sphere where the angular term pulls to it."""
+        """The mean [D] of the normal training features; of length 1 where there is the angular term."""
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         """NT-Xent of a - m and b - m, with m the centre and a, b the features of two views.

@@ -25,7 +25,7 @@ SIDES = ("sent_more", "sent_less")
 def read_crows(path: Path) -> list[Row]:
     """The pairs of the official CSV: ``sent_more``, the more stereotypical, ``sent_less``, ``bias_type``."""
     if not path.is_file():
-        raise ValueError(f"{path} must hold CrowS-Pairs, but is not there.")
+        raise ValueError(f"No such file: {path}, which must hold CrowS-Pairs.")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -40,7 +40,7 @@ def read_crows(path: Path) -> list[Row]:
 def crows_pairs(
     model: nn.Module, tokenizer: Any, pairs: Sequence[Row], watch: Watch = lambda done, total: None
 ) -> list[Row]:
-    """Each pair with ``scores``, the mean log-probability of the tokens that the other sentence lacks.
+    """Each pair with ``scores``, the mean log-probability of the tokens that are not in the other sentence.
 
     Pairs in which one sentence only adds tokens to the other cannot be compared and are left out.
 

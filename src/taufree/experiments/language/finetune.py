@@ -56,14 +56,14 @@ class FineTuning(Accelerated):
         self.pretrained, missing = load_masked_lm(chosen.model)
         if missing and self.needs_head:
             raise ValueError(
-                f"model must be a whole masked language model, but {chosen.model} lacks {len(missing)} of "
-                f"its weights, {missing[0]} among them; taufree pretrain-mlm adapts it."
+                f"model must be a whole masked language model, but {chosen.model} is without {len(missing)} "
+                f"of its weights, {missing[0]} among them; taufree pretrain-mlm adapts it."
             )
         # They would be random, and other ones for each link of a seed.
-        if lacking := [name for name in missing if name.startswith(f"{self.pretrained.base_model_prefix}.")]:
+        if absent := [name for name in missing if name.startswith(f"{self.pretrained.base_model_prefix}.")]:
             raise ValueError(
-                f"model must be a whole encoder, but {chosen.model} lacks {len(lacking)} of its weights, "
-                f"{lacking[0]} among them."
+                f"model must be a whole encoder, but {chosen.model} is without {len(absent)} of its weights, "
+                f"{absent[0]} among them."
             )
         self.kinds = len(pairs[0])
         self.tokens = tokenise(self.tokenizer, [one for pair in pairs for one in pair], chosen.length)

@@ -76,7 +76,7 @@ def lines_of(path: Path) -> list[str]:
 
 def _read_columns(*paths: Path) -> Iterator[tuple[str, str, str]]:
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise ValueError(f"{paths[0].parent} must hold {LAYOUT}, but lacks {', '.join(missing)}.")
+        raise ValueError(f"{paths[0].parent} must hold {LAYOUT}; missing: {', '.join(missing)}.")
     try:
         premises, hypotheses, labels = (lines_of(path) for path in paths)
     except UnicodeError as error:

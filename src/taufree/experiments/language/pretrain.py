@@ -120,12 +120,12 @@ def pretrain(
         raise ValueError(f"out must be another folder than the model's, which it would replace, got {out}.")
     started = time.monotonic()
     tokenizer = load_tokenizer(model)
-    torch.manual_seed(settings.seed)  # for the weights that the files lack
+    torch.manual_seed(settings.seed)  # for the weights that are missing in the files
     weights, missing = load_masked_lm(model)
     if missing:
-        note(f"{model} lacks {len(missing)} weights, {missing[0]} among them; they start at random.")
+        note(f"{len(missing)} weights, {missing[0]} among them, are missing in {model} and start at random.")
     sentences = read_sentences(data)
-    out.mkdir(parents=True, exist_ok=True)  # where that cannot be, better know it before the training
+    out.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
     order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(0)).tolist()
     held_out = min(HELD_OUT_SENTENCES, len(sentences) // 10)
     text = [sentences[number] for number in order]
@@ -205,7 +205,7 @@ def _unless_damaged(path: Path, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path} is damaged ({type(error).__name__}), remove it to begin anew.") from error
+        raise ValueError(f"{path} is damaged ({type(error).__name__}), remove it to start again.") from error
 
 
 def _check_same(asked: dict[str, Any], there: dict[str, Any], out: Path) -> None:

@@ -120,7 +120,7 @@ class Sentences(FineTuning):
 def read_stsb(path: Path) -> list[tuple[str, str, float]]:
     """Two sentences and how similar people found them, 0 to 5, from a CSV without a head."""
     if not path.is_file():
-        raise ValueError(f"{path} must hold a part of the STS benchmark, but is not there.")
+        raise ValueError(f"No such file: {path}, which must hold a part of the STS benchmark.")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]

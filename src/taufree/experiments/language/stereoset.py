@@ -43,7 +43,7 @@ def read_stereoset(path: Path) -> list[Row]:
             ``anti-stereotype`` and ``unrelated``.
     """
     if not path.is_file():
-        raise ValueError(f"{path} must hold StereoSet's examples, but is not there.")
+        raise ValueError(f"No such file: {path}, which must hold StereoSet's examples.")
     try:
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in lines_of(path)]
@@ -77,7 +77,7 @@ def stereoset(
     questions: list[Question] = []
     parts: list[range] = []
     contexts = [row["context"].replace("BLANK", tokenizer.mask_token) for row in examples]
-    # The space makes a word's beginning of it, where a tokenizer tells the difference.
+    # The space makes a word's beginning of it, where a tokenizer distinguishes it.
     fillings = [" " + row[kind] for row in examples for kind in KINDS]
     words: list[list[int]] = tokenizer(fillings, add_special_tokens=False)["input_ids"]
     for row, ids in enumerate(tokenizer(contexts)["input_ids"]):

@@ -26,7 +26,7 @@ class Tokens:
     Shape:
         ids: [N, L], padded at the end; attention: [N, L], 1 where there is a token; words: [N, L], True where
         a token may be masked, which special tokens may not. Lengths and words are also counted on the CPU,
-        ``lengths`` [N] and ``counts`` [N], so that no one has to wait for a device to know a shape.
+        ``lengths`` [N] and ``counts`` [N], so that shapes are known without waiting for the device.
     """
 
     ids: Tensor
@@ -58,7 +58,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def load_masked_lm(name: str) -> tuple[nn.Module, list[str]]:
-    """A masked language model in float32, and the names of weights that its files lack and that are random.
+    """A masked language model in float32, and the names of weights that its files have not; they are random.
 
     Raises ValueError with one sentence where there is no such model.
     """
@@ -118,7 +118,7 @@ def logits_at(model: nn.Module, ids: Tensor, attention: Tensor, positions: Tenso
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers and its hub without bars and warnings; who calls says what there is to say."""
+    """transformers and its hub without bars and warnings; the caller reports what matters."""
     with needs("taufree[language]"):
         from huggingface_hub.utils import logging as hub
         from transformers import logging
@@ -141,7 +141,7 @@ def _load(kind: str, name: str, **options: Any) -> Any:
 
         try:
             return getattr(transformers, kind).from_pretrained(name, **options)
-        except Exception as error:  # whatever the network, the file system or the files have to say
+        except Exception as error:  # errors of the network, the file system or the files
             why = (str(error).splitlines() or [""])[0].rstrip(" .:")
             raise ValueError(
                 f"model must be the folder or the hub's name of a masked language model, got {name!r}, which "

@@ -41,9 +41,9 @@ class _CatalogueLoss(torch.autograd.Function):
         for some, target in zip(*chunks, strict=True):
             logs = (some @ items.T).log_softmax(1)
             total -= logs.gather(1, target).sum()
-            pull = logs.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=logs.dtype))
-            slopes.append(pull @ items)
-            item_slopes.addmm_(pull.T, some)
+            slope = logs.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=logs.dtype))
+            slopes.append(slope @ items)
+            item_slopes.addmm_(slope.T, some)
         ctx.save_for_backward(torch.cat(slopes), item_slopes)
         return total / len(wanted)
 

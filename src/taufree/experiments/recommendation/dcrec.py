@@ -51,7 +51,7 @@ class DCRecSettings(BatchSettings):
     batch_size: int = 512
     learning_rate: Annotated[float, "The learning rate of Adam."] = 1e-3
     patience: Annotated[
-        int, "Training ends when so many epochs in a row have not bettered the figure of the choice."
+        int, "Training ends when so many epochs in a row have not improved the figure of the choice."
     ] = 20
     dataset: Annotated[str, "beauty, reddit, or a folder that taufree sequences made."] = "beauty"
     protocol: Annotated[
@@ -168,8 +168,8 @@ class DCRec(Accelerated):
     def _judged(self, part: str) -> Tensor:
         """The rows of a part by which the network is judged: those whose target it can know.
 
-        Negatives drawn by popularity all occur in training, so an item that does not is told apart from
-        them by that alone, whatever the user's taste is. The public protocol has such rows nevertheless.
+        Negatives drawn by popularity all occur in training, so an item that does not differs from them by
+        that alone, whatever the user's taste is. The public protocol has such rows nevertheless.
         """
         rows = self.parts[part]
         known = torch.zeros(self.data.item_count, dtype=torch.bool)
@@ -178,9 +178,9 @@ class DCRec(Accelerated):
         if self.settings.protocol == "public":
             return torch.arange(len(rows.lengths))
         name = {"train": "validation", "test": "test"}[part]
-        if strange := len(rows.lengths) - len(judged):
+        if unknown := len(rows.lengths) - len(judged):
             self.notes.append(
-                f"{strange} of {len(rows.lengths)} {name} items never occur in the histories to train on; "
+                f"{unknown} of {len(rows.lengths)} {name} items never occur in the histories to train on; "
                 "they are left out of the figures."
             )
         if not len(judged):
@@ -282,7 +282,7 @@ def contrastive(seen: Output, ids: Tensor | None, link: Link) -> Tensor:
     """mean of w InfoNCE(sequence, adjacent) + (max w - w) InfoNCE(adjacent, similar), w the conformity.
 
     A key stands for its history's last item; histories that end with the same item have the same key, which
-    is a negative equal to the positive unless ``ids`` tell.
+    is a negative equal to the positive unless ``ids`` exclude it.
     """
     weight = seen.conformity
     options: dict[str, Any] = {"ids": ids, "link": link, "reduction": "none"}

@@ -31,7 +31,7 @@ class ItemGraph:
 
 
 class Neighbours(NamedTuple):
-    """Both graphs, and what :func:`adjacency` says of who made the edges of the first.
+    """Both graphs, and which rows made the edges of the first, see :func:`adjacency`.
 
     ``walks`` are the edges of adjacent, similar and adjacent side by side, ``readouts`` those of adjacent
     twice: one product of a sparse matrix does the work of several.
@@ -61,11 +61,11 @@ def side_by_side(graphs: Sequence[EdgeIndex], items: int) -> EdgeIndex:
 def spread(x: Tensor, edges: EdgeIndex, weights: Tensor) -> Tensor:
     """A x: each item's sum of w x over the edges that end at it; [items, width], as ``x`` is.
 
-    One product of a sparse matrix, whose gradient is one more with its transpose: ``edges`` know the order of
+    One product of a sparse matrix, whose gradient is one more with its transpose: ``edges`` hold the order of
     both. The weights [E] have no gradient.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)  # there are no sparse products of halves on a CPU
-    with warnings.catch_warnings():  # what PyTorch says once of every sparse matrix
+    with warnings.catch_warnings():  # PyTorch warns once of every sparse matrix
         warnings.filterwarnings("ignore", "Sparse (CSR|CSC) tensor support is in beta state")
         warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
         found: Tensor = edges.matmul(x.to(dtype), input_value=weights.to(dtype), transpose=True)
@@ -102,7 +102,7 @@ def adjacency(rows: Histories, items: int) -> tuple[ItemGraph, Tensor]:
 
 
 def similarity(rows: Histories, items: int, nearest: int, chunk: int = 4096) -> ItemGraph:
-    """Each item hears of itself and of the items whose users are most like its own.
+    """Edges to each item from itself and from the items whose users are most like its own.
 
     With x the users' counts of an item, cos(x, y) is 1 for the item itself; its ``nearest`` others with a
     cosine above 0 follow, and the weights of an item are divided by their sum.

@@ -30,12 +30,12 @@ def encode(encoder: nn.TransformerEncoder, x: Tensor, own: Tensor, wanted: Tenso
 
     Args:
         own: [N, T], the group 0 to K - 1 that a place belongs to: places of one group, which are in one row,
-            see each other and nothing else. A GPU wants T to be a multiple of 8.
+            see each other and nothing else. On a GPU T must be a multiple of 8.
         wanted: [K], the number n T + t of the place of each group; the result is [K, width].
     """
     *others, last = encoder.layers
-    strange = own[:, None, :, None] != own[:, None, None, :]
-    bias = torch.zeros_like(strange, dtype=x.dtype).masked_fill(strange, -torch.inf)
+    foreign = own[:, None, :, None] != own[:, None, None, :]
+    bias = torch.zeros_like(foreign, dtype=x.dtype).masked_fill(foreign, -torch.inf)
     for layer in others:
         x = _sum_up(layer, x, _attend(layer.self_attn, x, bias))
     x = x.flatten(0, 1)

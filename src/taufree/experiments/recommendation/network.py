@@ -35,7 +35,7 @@ class Shape:
 
 
 class Output(NamedTuple):
-    """What the network says of B histories.
+    """The network's output for B histories.
 
     Shape:
         wanted: [B, width]; its product with an item's vector is the item's score.
@@ -228,7 +228,7 @@ class DCRecNetwork(nn.Module):
         The mean of three cosines (the item's vectors in both graphs; its vector and the mean of the
         neighbours that others have made; that and the mean of the neighbours of the batch's making),
         through a sigmoid, stretched to begin at 0 and scaled to the mean; 0.5 for histories of one item,
-        which say nothing.
+        which have no conformity to measure.
         """
         # A cosine does not ask for the number of neighbours, so the sum is as good as the mean.
         edges, twice = self.get_buffer("train_readouts"), adjacent.repeat(2, 1)

@@ -47,7 +47,7 @@ def sweep(
     jobs: int = 1,
     console: Console,
     every: float = 30.0,
-    tell: Callable[[Line], None] = lambda line: None,
+    on_result: Callable[[Line], None] = lambda line: None,
 ) -> Outcome:
     """Do the runs that are not in ``out/results.jsonl`` yet; other ranks than the first only help with them.
 
@@ -57,7 +57,7 @@ def sweep(
         jobs: how many runs train at the same time; they share the cores evenly.
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
-        tell: called with each run's line as soon as it is there.
+        on_result: called with each run's line as soon as it is there.
     """
     if ranks.rank():
         return _help(runs, out / "checkpoints", every)
@@ -87,7 +87,7 @@ def sweep(
                         raise BadInputError(event.value)
                     if event.kind == "done":
                         results.append(event.value)
-                        tell(event.value)
+                        on_result(event.value)
                         Checkpoint(checkpoints / event.run.slug).remove()
                     if event.kind in ("failed", "broken"):
                         failed[event.run] = event.value
@@ -103,7 +103,7 @@ def sweep(
 
 
 def _help(runs: Sequence[Run], checkpoints: Path, every: float) -> Outcome:
-    """Another rank's part of the runs that the first one says are missing."""
+    """Another rank's part of the runs; the first rank sends which are missing."""
     missing = set(json.loads(distributed.from_first()))
     events = work([run for run in runs if run.key in missing], checkpoints, 1, every)
     outcome = Outcome([], 0, {}, False)

@@ -1,8 +1,8 @@
 """Runs in processes of their own, some at a time.
 
-Each worker is a spawned process that trains one run after the other and tells the parent of its epochs
-through a pipe. A run that fails, or takes its process down, costs that run and no other; workers stop when
-their parent does, however it ends.
+Each worker is a spawned process that trains one run after the other and reports its epochs to the parent
+through a pipe. A run that fails, or whose process dies, does not affect the others. Workers end when their
+parent does, even when that is killed.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from taufree.experiments.training import ranks
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
 
-# Read by a process when it starts; libraries that do not know them leave them alone.
+# Variables that libraries read when a process starts; others ignore them.
 _ENVIRONMENT = {
-    # Idle OpenMP threads spin; where another program wants the cores, that made runs 20 times slower.
+    # Idle OpenMP threads spin, which made runs 20 times slower where another program used the cores.
     "GOMP_SPINCOUNT": "1000",
-    # Freed tensors stay with the process; asking the kernel for them again took a third of each step.
+    # The process keeps freed memory: asking the kernel for it again took a third of each step.
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
 }
 
 SHUTDOWN_SECONDS = 10.0
-"""Seconds that processes have to end by themselves."""
+"""After so many seconds processes that do not end are killed."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a worker has to tell of a run.
+    """What has happened to a run.
 
-    ``begun`` has no value; ``note`` has a sentence about the data; ``epoch`` has the epochs done and the
-    loss; ``done`` has the result's line;
-    ``failed`` has the reason, and so has ``broken``, after which no other run can be begun, since other ranks
-    may wait for this one in vain; ``refused`` has the sentence for the user whose input was wrong.
+    The value is, for ``note``, a sentence about the data; for ``epoch``, the epochs done and the loss; for
+    ``done``, the result's line; for ``failed`` and ``broken``, the reason; for ``refused``, a sentence about
+    wrong input; for ``begun``, nothing. After ``broken`` no other run is begun: another rank may wait for
+    this one forever.
     """
 
     run: Run
@@ -80,7 +80,7 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
             for worker in workers:
                 if worker.run is None and waiting:
                     worker.run = waiting.pop()
-                    with contextlib.suppress(OSError):  # of a worker that is gone, which recv tells
+                    with contextlib.suppress(OSError):  # of a worker that has ended; recv raises it again
                         worker.pipe.send(worker.run)
                     yield Event(worker.run, "begun")
             for pipe in wait([worker.pipe for worker in workers if worker.run]):
@@ -123,7 +123,7 @@ def _start(checkpoints: Path, threads: int, every: float) -> _Worker:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits; a process started meanwhile never hears it, not even while it imports its modules."""
+    """Block Ctrl-C; a process started meanwhile never gets it, not even while it imports its modules."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -149,8 +149,8 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
             if run is None:
                 return
             try:
-                teller = _Teller(pipe, run)
-                line = train(run, checkpoints, every=every, watch=teller, note=teller.note)
+                reporter = _Reporter(pipe, run)
+                line = train(run, checkpoints, every=every, watch=reporter, note=reporter.note)
             except BadInputError as error:
                 pipe.send(Event(run, "refused", str(error)))
             except FloatingPointError as error:  # all ranks have the same loss
@@ -175,8 +175,8 @@ def reason(error: Exception, device: str) -> str:
     return "".join(traceback.format_exception(error))
 
 
-class _Teller:
-    """Tells the parent how far a run has come, ten times a second at most: an epoch may take a moment."""
+class _Reporter:
+    """Sends the parent the progress of a run, ten times a second at most, since epochs may be short."""
 
     def __init__(self, pipe: Connection, run: Run) -> None:
         self._pipe, self._run, self._next = pipe, run, 0.0

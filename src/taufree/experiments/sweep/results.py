@@ -30,7 +30,7 @@ class Results:
 
     Args:
         out: the folder, made if it is not there.
-        warn: is told of each damaged line, in one sentence.
+        warn: called with a sentence for each damaged line.
     """
 
     def __init__(self, out: Path, warn: Callable[[str], None]) -> None:

@@ -2,7 +2,7 @@
 
 All ranks draw the same batches and take their own rows of each. The loss, the batch norms and what is
 observed reach over all ranks, and gradients are averaged, so that the result is that of one process. Rank 0
-alone reads and writes results and checkpoints, and speaks.
+alone reads and writes results and checkpoints, and prints.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from taufree.experiments.settings import BatchSettings, Settings
 from taufree.util.errors import BadInputError
 
 FIRST_RANK_SECONDS = 5.0
-"""Seconds that rank 0 has to say what all ranks have found."""
+"""Seconds that rank 0 has to print an error that all ranks have found."""
 
 
 def world() -> int:
     """How many ranks train together; 1 unless torchrun has started this process."""
-    return _told("WORLD_SIZE", 1)
+    return _from_torchrun("WORLD_SIZE", 1)
 
 
 def rank() -> int:
     """Which of them this is."""
-    return _told("RANK", 0)
+    return _from_torchrun("RANK", 0)
 
 
 def here() -> int:
     """How many of them are on this machine."""
-    return _told("LOCAL_WORLD_SIZE", 1)
+    return _from_torchrun("LOCAL_WORLD_SIZE", 1)
 
 
-def _told(name: str, alone: int) -> int:
+def _from_torchrun(name: str, alone: int) -> int:
     return int(os.environ[name]) if "TORCHELASTIC_RUN_ID" in os.environ else alone
 
 
@@ -65,7 +65,7 @@ def check(recipe: type[Recipe], settings: Settings, device: str, jobs: int) -> N
 
 
 def wait_for_first() -> None:
-    """Let rank 0 speak first: torchrun ends all ranks with it, and a sentence is heard once."""
+    """Let rank 0 print first: torchrun ends the other ranks with it, so that an error is printed once."""
     if rank():
         time.sleep(FIRST_RANK_SECONDS)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 Result = TypeVar("Result")
 
 WARM_UP_CALLS = 3
-"""Calls with the same shapes before the recording; compilers, libraries and allocators settle in them."""
+"""Calls with the same shapes before the recording, in which compilers and libraries choose their kernels."""
 
 
 class Replayed(Generic[Result]):

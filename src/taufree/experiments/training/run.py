@@ -15,7 +15,7 @@ from taufree.experiments.settings import Settings
 
 @dataclass(frozen=True)
 class Run:
-    """A row of the results before it is there; :attr:`recorded_settings`, link and seed tell runs apart."""
+    """One training: what it is, before there is a result. Runs with the same :attr:`key` are the same run."""
 
     recipe: str
     link: str
@@ -28,7 +28,7 @@ class Run:
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
         """The settings as they stand in the results, with the precision, the folder of a user's own data, and
-        what tells versions of a user's own recipe apart."""
+        the version of a user's own recipe."""
         recipe = find_recipe(self.recipe)
         recorded = {**self.settings.recorded(), "precision": self.precision}
         if self.data is not None and recipe.own_data(self.data):

@@ -1,8 +1,8 @@
 """Train one run of any recipe, from its beginning or from its last checkpoint, and give its result.
 
 Seeds are paired: the initial weights, the batches and the views depend on the seed alone, never on the link.
-All generators are seeded anew by (seed, epoch) when an epoch begins, so the random state is a function of the
-progress: a run that goes on from a checkpoint does on the CPU bit for bit what it would have done anyway.
+All generators are seeded by (seed, epoch) at the beginning of each epoch, so that a run that was interrupted
+gives on the CPU, bit for bit, the result of one that was not.
 Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.training.ranks`.
 """
 
@@ -71,8 +71,8 @@ def train(
         note: called with each sentence that the recipe has for the user.
     """
     started = time.monotonic()
-    # The run before hangs in a cycle, with all that it has on the device; the garbage collector, which knows
-    # nothing of that, would let many of them come together.
+    # The previous run's objects refer to each other in a cycle and hold device memory, which the garbage
+    # collector does not count: without this call the memory of many runs would add up.
     gc.collect()
     recipe = find_recipe(run.recipe)(run.settings)
     try:
@@ -84,14 +84,14 @@ def train(
     training = Training(run, recipe)
     checkpoint = Checkpoint(checkpoints / run.slug)
     if wrong := training.restore(checkpoint):
-        note(f"{checkpoint.path} is damaged or of other data ({wrong}); the run begins anew.")
+        note(f"{checkpoint.path} is damaged or of other data ({wrong}); the run starts again.")
         training = Training(run, recipe)
     started -= training.seconds
     saved = time.monotonic()
     while training.epoch < run.settings.epochs and not training.best.ends(training.curves):
         loss = training.train_epoch()
         training.seconds = time.monotonic() - started
-        # The last epoch is always kept, as an evaluation may be long.
+        # The last epoch is always saved: the evaluation that follows may take long.
         if time.monotonic() - saved >= every or training.epoch == run.settings.epochs:
             training.save(checkpoint)
             saved = time.monotonic()
@@ -147,7 +147,7 @@ class Training:
         self._replayed = acceleration.recorded_steps and fixed and device.type == "cuda"
         self.tf32 = acceleration.tf32 and device.type == "cuda"
         self._step = Replayed(self._advance) if self._replayed else self._advance
-        self._fit(self.optimizer.param_groups)
+        self._adapt_groups(self.optimizer.param_groups)
         self.model.eval()
         with torch.no_grad():
             recipe.begin(self.model)
@@ -187,7 +187,7 @@ class Training:
         return values[0]
 
     def products(self) -> AbstractContextManager[None]:
-        """Float32 matrix products as the recipe wants them."""
+        """The precision of float32 matrix products: TF32 where the recipe allows it on a GPU."""
         return float32_products("high") if self.tf32 else nullcontext()
 
     def _advance(self, batch: Any) -> tuple[Tensor, Observation]:
@@ -257,7 +257,7 @@ class Training:
         try:
             self.weights.load_state_dict(state["weights"])
             self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
-            self._fit(state["parts"]["optimizer"]["param_groups"])
+            self._adapt_groups(state["parts"]["optimizer"]["param_groups"])
             for name, part in self._parts().items():
                 part.load_state_dict(state["parts"][name])
         except Exception as error:  # another version's state can raise anything
@@ -274,7 +274,7 @@ class Training:
             state["weights"] = {name: value.cpu() for name, value in self.weights.state_dict().items()}
         return state, ""
 
-    def _fit(self, groups: list[dict[str, Any]]) -> None:
+    def _adapt_groups(self, groups: list[dict[str, Any]]) -> None:
         """Give an optimizer's groups what belongs to the device, and not to the run, which may change it."""
         for group in groups:
             if "capturable" in group:
