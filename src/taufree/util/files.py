@@ -44,6 +44,12 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
+def check_file(path: Path, content: str) -> None:
+    """Raise a ValueError unless ``path`` is a file; ``content`` says what it must hold."""
+    if not path.is_file():
+        raise ValueError(f"No such file: {path}, which must hold {content}.")
+
+
 def draft_of(path: Path, writer: str) -> Path:
     """The draft of ``path`` by this writer; ``*`` gives the pattern of all of them."""
     return path.with_name(f".{path.name}.{writer}.draft")

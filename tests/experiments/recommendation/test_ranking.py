@@ -38,7 +38,7 @@ def test_who_has_seen_everything_popular_gets_what_is_left_and_who_has_seen_all_
     rows = Histories(torch.tensor([[0, 1, 2]]), torch.tensor([2]))
     known = torch.tensor([1, 1, 0, 0, 0])
     assert draw_negatives(rows, known, 30, torch.Generator().manual_seed(0)).unique().tolist() == [3, 4]
-    with pytest.raises(ValueError, match="must have items left to rank against, but user 0 knows all 3"):
+    with pytest.raises(ValueError, match="must have items left to rank against, but user 0 has all 3"):
         draw_negatives(rows, known[:3], 30, torch.Generator())
 
 

@@ -193,16 +193,16 @@ def test_a_data_set_that_cannot_be_written_whole_leaves_the_old_one(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["absent.csv"], "absent.csv must be a file of interactions, and there is none."),
+        (["absent.csv"], "No such file: absent.csv, which must hold interactions: users, items and times."),
         (["ratings.csv", "--core", "0"], "core must be at least 1, got 0."),
-        (["ratings.csv", "--core", "9"], "must have users with 9 interactions, and none is left of it."),
+        (["ratings.csv", "--core", "9"], "must have users with 9 interactions, but none are left."),
         (
             ["american.csv"],
-            "none is left of it: 2 of 3 rows of american.csv are malformed and left out: lines",
+            "but none are left: 2 of 3 rows of american.csv are malformed and left out: lines",
         ),
         (["empty.csv"], "empty.csv cannot be read as a table"),
-        (["header.csv"], "header.csv must have users with 5 interactions, and none is left of it."),
-        (["timeless.csv"], "none is left of it: 1 of 1 rows of timeless.csv are malformed and left out"),
+        (["header.csv"], "header.csv must have users with 5 interactions, but none are left."),
+        (["timeless.csv"], "but none are left: 1 of 1 rows of timeless.csv are malformed and left out"),
         (["damaged.parquet"], "damaged.parquet cannot be read as a table"),
         (["users.csv"], "users without tabs and line breaks in them for --user, got 'a\\tb'."),
         (["lists.parquet"], "must have names, numbers or times in column 'user', got List(Int64)."),

@@ -60,9 +60,9 @@ def linear_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels:
     """Share of rows that a logistic regression on the standardised bank classifies rightly.
 
     It minimises the summed cross-entropy plus half the squared weights until no derivative of the mean is
-    above 1e-4, as scikit-learn does, but on the device of the features, where it keeps no GPU waiting. Two
-    classes have a vector of weights each, where scikit-learn has one for both: they are its C = 2. A column
-    that is the same in all bank rows is only centred.
+    above 1e-4, as scikit-learn does, but on the device of the features, so that nothing is copied from a GPU.
+    Two classes have a vector of weights each, where scikit-learn has one for both: they are its C = 2. A
+    column that is the same in all bank rows is only centred.
 
     Shape:
         bank: [M, D]; bank_labels: [M] integers from 0; features: [N, D]; labels: [N]; all on one device.

@@ -46,11 +46,11 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
 
     Args:
         view_a, view_b: [N, D], row i of one is the positive of row i of the other.
-        anchors: look at this many rows at most, which bounds the cost for large batches.
+        anchors: use this many rows at most, which bounds the cost for large batches.
     """
     a, b = (normalize(all_rows(view).float(), dim=-1) for view in (view_a, view_b))
     rows, total = min(anchors, len(a)), len(a)
-    # All columns of a row but its own; a boolean mask would have to wait for the device to count them.
+    # All columns of a row but its own. Not by a boolean mask: counting its entries waits for the device.
     column = torch.arange(total - 1, device=a.device)
     others = column + (column >= torch.arange(rows, device=a.device)[:, None])
     with full_precision(a.device):

@@ -32,7 +32,7 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 MAX_CROP_DRAWS = 10
 """Crops that do not fit into the image are drawn again this many times, as torchvision does."""
 BLUR_MARGIN = 10
-"""Pixels past an edge that a blur looks at, five standard deviations of the widest."""
+"""Pixels past an edge that a blur uses, five standard deviations of the widest."""
 
 
 class Parameters(NamedTuple):
@@ -107,7 +107,7 @@ def augment(lines: Tensor, parameters: Parameters, *, size: int) -> Tensor:
     """The views, normalised, as float32 [N, 3, size, size] with the channels last in memory.
 
     Shape:
-        lines: [N, height, 3, width] bytes; what lies outside of an image's own size is not looked at.
+        lines: [N, height, 3, width] bytes; what lies outside of an image's own size is not used.
     """
     top, left, tall, wide = parameters.box.unbind(-1)
     rows = resize_weights(top, top + tall, top, tall / size, source=lines.shape[1], size=size)

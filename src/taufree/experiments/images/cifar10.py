@@ -17,6 +17,7 @@ from taufree.experiments.images.decoded import DecodedImages, from_arrays
 from taufree.experiments.images.simclr import SimCLR, SimCLRSettings
 from taufree.experiments.recipe import Preset
 from taufree.util.cache import cache_folder, download
+from taufree.util.files import check_file
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -66,8 +67,7 @@ def evenly(labels: NDArray[Any], count: int) -> NDArray[Any]:
 
 def _read(path: Path) -> tuple[NDArray[Any], ...]:
     """The arrays of Keras's file: images [N, 32, 32, 3] and labels [N], of training and of test."""
-    if not path.is_file():
-        raise ValueError(f"No such file: {path}, which must hold CIFAR-10 with the arrays {', '.join(KEYS)}.")
+    check_file(path, f"CIFAR-10 with the arrays {', '.join(KEYS)}")
     try:
         with np.load(path) as file:
             arrays = tuple(file[key] for key in KEYS)

@@ -42,7 +42,7 @@ class Listing:
     val: tuple[ImageFile, ...]
 
     def fingerprint(self) -> str:
-        """A different text wherever an image, its label, its file's time or its part may be another."""
+        """A text that changes with the images, their labels, the times of their files and their parts."""
         digest = hashlib.sha256()
         times = {path: path.stat().st_mtime_ns for path in {file.path for file in self.train + self.val}}
         for part in (self.train, self.val):
@@ -64,12 +64,12 @@ class Listing:
 def find_images(folder: Path) -> Listing:
     """The images of a folder: of its train and val (or test), or of its classes, a fifth of each held out.
 
-    A class is a folder of images, at any depth. Which fifth is a matter of the names alone: those of a class
-    are sorted, shuffled by NumPy's generator with seed 0, and the first fifth (rounded down, but one at
+    A class is a folder of images, at any depth. Which fifth depends on the names alone: those of a class are
+    sorted, shuffled by NumPy's generator with seed 0, and the first fifth (rounded down, but one at
     least) is for validation. Raises ValueError with one sentence where there is nothing to learn from.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} must be a folder of images, but there is no such folder.")
+        raise ValueError(f"No such folder: {folder}, which must hold images.")
     held_out = next((name for name in ("val", "test") if (folder / name).is_dir()), "")
     if held_out and (folder / "train").is_dir():
         train, val = (_in_folder(folder / part) for part in ("train", held_out))
@@ -97,7 +97,7 @@ def find_cases(folder: Path, one: str, *, normal: bool) -> Listing:
         one: the class that is normal, if ``normal``, or else the only one that is not.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} must be a folder of images, but there is no such folder.")
+        raise ValueError(f"No such folder: {folder}, which must hold images.")
     held_out = next((name for name in ("test", "val") if (folder / name).is_dir()), "")
     parts = [folder / "train", folder / held_out] if held_out and (folder / "train").is_dir() else [folder]
     classes = tuple(sorted({path.name for part in parts for path in _class_folders(part)}))

@@ -18,14 +18,14 @@ from typing import Any
 from torch import nn
 
 from taufree.experiments.language.scoring import Question, Row, Watch, log_probabilities
+from taufree.util.files import check_file
 
 SIDES = ("sent_more", "sent_less")
 
 
 def read_crows(path: Path) -> list[Row]:
     """The pairs of the official CSV: ``sent_more``, the more stereotypical, ``sent_less``, ``bias_type``."""
-    if not path.is_file():
-        raise ValueError(f"No such file: {path}, which must hold CrowS-Pairs.")
+    check_file(path, "CrowS-Pairs")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))

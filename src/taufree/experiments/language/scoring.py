@@ -1,4 +1,4 @@
-"""What a masked language model thinks of tokens, each with only itself masked, in batches."""
+"""The log-probabilities that a masked language model gives to tokens, each masked alone, in batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def log_probabilities(
 ) -> Tensor:
     """The log-probability of each question's target, [N] in float64 on the CPU.
 
-    The model is asked as it is, on its device and in its precision, and put into eval mode for it.
+    The model stays on its device and in its precision; it is in eval mode meanwhile.
 
     Args:
         model: a masked language model of transformers.

@@ -23,6 +23,7 @@ from taufree.experiments.language.finetune import FineTuning, LanguageSettings
 from taufree.experiments.language.nli_pairs import read_entailments
 from taufree.experiments.language.tokens import Tokens, tokenise
 from taufree.experiments.recipe import Preset, Step
+from taufree.util.files import check_file
 
 PARTS = ("test", "dev")
 SENTENCES_PER_CHUNK = 256
@@ -119,8 +120,7 @@ class Sentences(FineTuning):
 
 def read_stsb(path: Path) -> list[tuple[str, str, float]]:
     """Two sentences and how similar people found them, 0 to 5, from a CSV without a head."""
-    if not path.is_file():
-        raise ValueError(f"No such file: {path}, which must hold a part of the STS benchmark.")
+    check_file(path, "a part of the STS benchmark")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]

@@ -24,6 +24,7 @@ from torch import nn
 
 from taufree.experiments.language.nli_pairs import lines_of
 from taufree.experiments.language.scoring import Question, Row, Watch, log_probabilities
+from taufree.util.files import check_file
 
 KINDS = ("stereotype", "anti-stereotype", "unrelated")
 _UNPUNCTUATED = str.maketrans("", "", string.punctuation)
@@ -42,8 +43,7 @@ def read_stereoset(path: Path) -> list[Row]:
         path: the official JSON (``dev.json``), or JSON lines with the filled sentences under ``stereotype``,
             ``anti-stereotype`` and ``unrelated``.
     """
-    if not path.is_file():
-        raise ValueError(f"No such file: {path}, which must hold StereoSet's examples.")
+    check_file(path, "StereoSet's examples")
     try:
         if path.suffix == ".jsonl":
             lines = [json.loads(line) for line in lines_of(path)]

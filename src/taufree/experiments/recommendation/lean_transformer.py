@@ -26,7 +26,7 @@ def encode(encoder: nn.TransformerEncoder, x: Tensor, own: Tensor, wanted: Tenso
     """What an encoder makes of a place of each group in x [N, T, width]; its layers normalise after the sum.
 
     Attention does not leave the layout of ``x``; PyTorch's module moves the sequence to the front and back.
-    In the last layer only the places that are wanted look around.
+    In the last layer attention is computed for the wanted places alone.
 
     Args:
         own: [N, T], the group 0 to K - 1 that a place belongs to: places of one group, which are in one row,

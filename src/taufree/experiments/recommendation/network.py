@@ -223,7 +223,7 @@ class DCRecNetwork(nn.Module):
     def _conformity(
         self, end: Tensor, last: Tensor, own: Tensor, adjacent: Tensor, here: Tensor, without: Tensor
     ) -> Tensor:
-        """[B]: how alike the last item looks with and without the edges that the batch's histories have made.
+        """[B]: how similar the last item's vectors are with and without the edges of the batch's histories.
 
         The mean of three cosines (the item's vectors in both graphs; its vector and the mean of the
         neighbours that others have made; that and the mean of the neighbours of the batch's making),

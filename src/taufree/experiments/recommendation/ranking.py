@@ -42,7 +42,7 @@ def draw_negatives(rows: Histories, popularity: Tensor, count: int, generator: t
             left = (~had[full]).double()
             if not left.any():
                 raise ValueError(
-                    f"a user must have items left to rank against, but user {index[full]} knows all {items}."
+                    f"a user must have items left to rank against, but user {index[full]} has all {items}."
                 )
             chances = popularity * left
             drawn[full] = torch.multinomial(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taufree.experiments.recommendation.interactions import COLUMNS, left_out
-from taufree.util.files import atomic_write
+from taufree.util.files import atomic_write, check_file
 from taufree.util.optional import needs
 
 with needs("taufree[rec]"):
@@ -55,15 +55,14 @@ def build_sequences(
 
     Args:
         log: MovieLens's ``ratings.csv``, ``ratings.dat`` or ``u.data``, or any CSV, TSV or Parquet file.
-        user, item, time: names of the columns; None looks for the usual ones.
+        user, item, time: names of the columns; None stands for the usual ones.
         core: users and items have at least so many interactions; users at least three in any case.
 
     Raises ValueError with one sentence where the log has no such columns, or nothing is left of it.
     """
     if core < 1:
         raise ValueError(f"core must be at least 1, got {core}.")
-    if not log.is_file():
-        raise ValueError(f"{log} must be a file of interactions, and there is none.")
+    check_file(log, "interactions: users, items and times")
     frame, first = _read(log)
     given = (("user", user), ("item", item), ("time", time))
     names = [_column(frame, log, kind, name) for kind, name in given]
@@ -88,7 +87,7 @@ def build_sequences(
     )
     if not rows.height:
         why = f": {' '.join(notes)}" if notes else "."
-        raise ValueError(f"{log} must have users with {least} interactions, and none is left of it{why}")
+        raise ValueError(f"{log} must have users with {least} interactions, but none are left{why}")
     out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as both:  # they appear when both are whole: one alone would belong to other data
         for part, held_out in (("train", 2), ("test", 1)):

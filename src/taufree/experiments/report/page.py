@@ -1,4 +1,4 @@
-"""The training report: one page for a reader who has never heard of a temperature."""
+"""The training report: one page for a reader who does not know what a temperature is."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
     page.heading("What happened during training")
 
     def draw(curves: dict[str, str], title: str, id: str, caption: str, log: bool = False) -> None:
-        """What lines have of it: one that another version of a recipe wrote may lack a curve."""
+        """The curves that all lines have: a line of an older version of a recipe may be without one."""
         figure = curve_figure(lines, curves, title, log=log)
         if figure.data:
             page.figure(figure, id=id, caption=caption)
