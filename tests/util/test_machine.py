@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from taufree.util import machine as environment
 from taufree.util.errors import BadInputError
-from taufree.util.machine import choose_device, compiles, hardware, hush, versions
+from taufree.util.machine import choose_device, compiles, hardware, silence_lightning, versions
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_what_is_told_of_every_run_is_left_out(caplog, recwarn):
     precision, steps = sorted(announced(caplog, recwarn), key=lambda said: "lr_scheduler" in said)
     assert "bfloat16" in precision
     assert "lr_scheduler.step" in steps
-    hush()
+    silence_lightning()
     assert not announced(caplog, recwarn)

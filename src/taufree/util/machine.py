@@ -46,7 +46,7 @@ def compiles(device: torch.device) -> bool:
     return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
-def hush() -> None:
+def silence_lightning() -> None:
     """Leave out Lightning's messages that come with every run on a GPU and ask nothing of the user."""
     from lightning_utilities.core import rank_zero
 

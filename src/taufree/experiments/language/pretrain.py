@@ -38,7 +38,7 @@ from taufree.experiments.language.tokens import (
 )
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.util.files import write_text
-from taufree.util.machine import hardware, hush, versions
+from taufree.util.machine import hardware, silence_lightning, versions
 
 HELD_OUT_SENTENCES = 2000
 CHECKPOINT_SECONDS = 30.0
@@ -133,7 +133,7 @@ def pretrain(
         tokenise(tokenizer, part, settings.length) for part in (text[held_out:], text[:held_out] or text)
     )
 
-    hush()
+    silence_lightning()
     fabric = Fabric(accelerator=device, devices=1, precision=precision)
     fabric.launch()
     tokens, test = tokens.to(fabric.device), test.to(fabric.device)

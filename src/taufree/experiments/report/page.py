@@ -150,8 +150,8 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
         "mean cosine",
         id="cosines",
         caption="Mean cosine of positive pairs (solid) and negative pairs (dotted). Where both are near 1, "
-        "all vectors point much the same way; training pulls negatives down towards 0 (unrelated) and keeps "
-        "positives up.",
+        "all vectors point much the same way; training moves negatives towards 0 (unrelated) and keeps "
+        "positives high.",
     )
     draw(
         {"effective_dimension": "solid"},
@@ -166,10 +166,10 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
         "gradient scale",
         log=True,
         id="gradient-scale",
-        caption="How hard the loss pulls on the cosines of a batch: the sum of |d loss / d cosine| over "
-        "all pairs of an example, the mean over examples. A temperature pulls with 2/tau until the "
-        "positive pair is clearly ahead of the negative ones; the free link pulls harder on pairs "
-        "whose cosine is near 1 or -1.",
+        caption="How strongly the loss acts on the cosines of a batch: the sum of |d loss / d cosine| over "
+        "all pairs of an example, the mean over examples. With a temperature it is 2/tau until the positive "
+        "pair is clearly ahead of the negative ones; with the free link it is larger for pairs whose cosine "
+        "is near 1 or -1.",
     )
 
 
@@ -185,11 +185,10 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
         id="histogram",
         caption="Bars: cosines of positive and negative pairs in the last epoch, in % of their kind. "
         "Black: the gradient scale in the paper's scenario, one positive pair at cosine C and all "
-        f"{others} at -C, read at C on the horizontal axis. There, a curve "
-        "that is down at zero before C reaches 1 stops learning early, and one that is still high "
-        "at 1 keeps pulling on pairs that are already perfect. Real negatives are not all at -C: "
-        "those that lie among the positives keep the pull alive, as the measured curve above "
-        "shows. A link of your own has its bars alone.",
+        f"{others} at -C, read at C on the horizontal axis. A curve that is near zero before C reaches 1 "
+        "stops learning early, and one that is still high at 1 has a gradient for pairs that are already "
+        "perfect. Real negatives are not all at -C: those that lie among the positives keep the gradient "
+        "larger, as the measured curve above shows. A link of your own has its bars alone.",
     )
 
 
@@ -206,7 +205,7 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
     if all("anomalous" in arrays for arrays in shown.values()):
         _extremes(page, shown)
         return
-    page.heading("What the network takes for alike")
+    page.heading("What the network finds similar")
     page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
     for number, (link, arrays) in enumerate(shown.items()):
         page.figure(
@@ -226,7 +225,7 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
 
 
 def _extremes(page: Page, shown: Mapping[str, Arrays]) -> None:
-    page.heading("What the network takes for normal")
+    page.heading("What the network finds normal")
     page.text("The networks of the first seed. Every test image's score is in a file of the folder scores.")
     for number, (link, arrays) in enumerate(shown.items()):
         page.figure(

@@ -39,7 +39,7 @@ from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.selection import BestEpoch
 from taufree.util.errors import BadInputError
 from taufree.util.files import write_text
-from taufree.util.machine import hardware, hush, versions
+from taufree.util.machine import hardware, silence_lightning, versions
 
 CURVES = (
     "loss",
@@ -120,7 +120,7 @@ class Training:
     """Model, link and optimizer of one run, and how far they have come."""
 
     def __init__(self, run: Run, recipe: Recipe) -> None:
-        hush()
+        silence_lightning()
         self.run, self.recipe = run, recipe
         self.fabric = _fabric(run)
         self.fabric.launch()
