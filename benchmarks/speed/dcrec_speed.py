@@ -13,8 +13,9 @@ import torch
 from benchmarks.support.timing import epoch_seconds, part_seconds, seconds
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.recommendation.catalogue_loss import catalogue_loss
-from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings, contrastive
+from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings
 from taufree.experiments.recommendation.item_graphs import spread
+from taufree.experiments.recommendation.network import contrastive
 from taufree.experiments.training.recorded import Replayed
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training

@@ -15,6 +15,8 @@ class Base(Settings):
     most: Annotated[int | None, "A limit."] = None
     flip: bool = False
     name: str = "x"
+    size: Literal[32, 64] = 32
+    pair: tuple[int, int] = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ SETTINGS = {setting.name: setting for setting in list_settings(Derived)}
         ("flip", "True", True),
         ("flip", "false", False),
         ("name", "a=b", "a=b"),
+        ("size", "64", 64),
     ],
 )
 def test_text_becomes_what_the_field_holds(name, text, value):
@@ -56,6 +59,8 @@ def test_text_becomes_what_the_field_holds(name, text, value):
         ("view", "flip", "one of crop, mask"),
         ("most", "-1", "an integer of at least 0, or none"),
         ("flip", "maybe", "true or false"),
+        ("size", "48", "one of 32, 64"),
+        ("pair", "3", r"a tuple\[int, int\], which --set cannot give"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_is_needed(name, text, needed):

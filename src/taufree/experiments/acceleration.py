@@ -1,4 +1,4 @@
-"""How a recipe is made faster on a GPU: apart from what it is, and without a change of its results.
+"""How a recipe is made faster on a GPU, apart from what it is; results differ by rounding alone.
 
 A recipe needs none of this. One that has it derives from :class:`Accelerated`.
 """

@@ -3,6 +3,8 @@
 1,797 real digits of 8 x 8 pixels; 500 of them, stratified by class, are held out, the same for every seed.
 Two views of each digit are made by a random affine map and pixel noise, a small encoder is trained with
 NT-Xent on them without labels, and its frozen features are judged on the held-out digits.
+
+This is the recipe to copy: as ``mine.py`` with ``name = "mine"`` it is trained by ``taufree run mine``.
 """
 
 from __future__ import annotations

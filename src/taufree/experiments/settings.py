@@ -30,7 +30,8 @@ class Setting:
     """One field of a recipe's settings, as its annotation describes it.
 
     Attributes:
-        kind: ``bool``, ``int``, ``float``, ``str``, a ``Literal`` of strings, or one of them or ``None``.
+        kind: ``bool``, ``int``, ``float``, ``str``, a ``Literal``, or one of them or ``None``. Other types
+            are for code alone: ``--set`` cannot give them.
     """
 
     name: str
@@ -44,13 +45,13 @@ class Setting:
         """Which values it takes, in words that go on "must be"."""
         kind, or_none = self._kind
         if get_origin(kind) is Literal:
-            words = f"one of {', '.join(get_args(kind))}"
+            words = f"one of {', '.join(map(str, get_args(kind)))}"
         elif kind in (int, float):
             words = "an integer" if kind is int else "a number"
             least, most = self.bounds.least, self.bounds.most
             words += f" of at least {least}" if math.isinf(most) else f" between {least} and {most}"
         else:
-            words = {bool: "true or false", str: "a text"}[kind]
+            words = {bool: "true or false", str: "a text"}.get(kind, f"a {kind}, which --set cannot give")
         return f"{words}, or none" if or_none else words
 
     def parse(self, text: str) -> Any:
@@ -60,8 +61,11 @@ class Setting:
             return None
         try:
             if kind is bool:
-                return {"true": True, "false": False}[text.lower()]
-            value = kind(text) if kind in (int, float) else text
+                value = {"true": True, "false": False}[text.lower()]
+            elif get_origin(kind) is Literal:
+                value = {str(choice): choice for choice in get_args(kind)}[text]
+            else:
+                value = {int: int, float: float, str: str}[kind](text)
         except (KeyError, ValueError):
             raise ValueError(f"{self.name} must be {self.needed}, got {text!r}.") from None
         self.check(value)

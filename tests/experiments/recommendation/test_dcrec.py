@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 import taufree
 from taufree import LogOdds, Temperature
 from taufree.cli import build
-from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings, contrastive
+from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings
 from taufree.experiments.recommendation.interactions import COLUMNS
-from taufree.experiments.recommendation.network import divergence
+from taufree.experiments.recommendation.network import contrastive, divergence
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.trainer import train

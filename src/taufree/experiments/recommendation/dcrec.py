@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from taufree import Link, info_nce
+from taufree import Link
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.recipe import Preset, Step
@@ -27,7 +27,13 @@ from taufree.experiments.recommendation.dataset import (
     load_dataset,
     modification_times,
 )
-from taufree.experiments.recommendation.network import DCRecNetwork, Output, Shape, divergence
+from taufree.experiments.recommendation.network import (
+    DCRecNetwork,
+    Output,
+    Shape,
+    contrastive,
+    divergence,
+)
 from taufree.experiments.recommendation.packing import packed
 from taufree.experiments.recommendation.ranking import (
     USERS_PER_CHUNK,
@@ -276,19 +282,6 @@ class DCRec(Accelerated):
         chunks = zip(*(torch.split(x, HISTORIES_PER_PASS) for x in (wanted, targets, negatives)), strict=True)
         found = [sampled_ranks(some, _vectors(model), *compared) for some, *compared in chunks]
         return torch.cat(found)
-
-
-def contrastive(seen: Output, ids: Tensor | None, link: Link) -> Tensor:
-    """mean of w InfoNCE(sequence, adjacent) + (max w - w) InfoNCE(adjacent, similar), w the conformity.
-
-    A key stands for its history's last item; histories that end with the same item have the same key, which
-    is a negative equal to the positive unless ``ids`` exclude it.
-    """
-    weight = seen.conformity
-    options: dict[str, Any] = {"ids": ids, "link": link, "reduction": "none"}
-    crowd = info_nce(seen.sequence, seen.adjacent, **options)
-    taste = info_nce(seen.adjacent, seen.similar, **options)
-    return (weight * crowd + (weight.max() - weight) * taste).mean()
 
 
 def _packed(lengths: Tensor, longest: int, most: int = 0) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cosine_similarity, dropout, kl_div
 
+from taufree import Link, info_nce
 from taufree.experiments.recommendation.interactions import Interactions
 from taufree.experiments.recommendation.item_graphs import ItemGraph, Neighbours, spread
 from taufree.experiments.recommendation.lean_transformer import encode, normed
@@ -239,6 +240,19 @@ class DCRecNetwork(nn.Module):
         weight = weight - weight.min()
         weight = self.mean * weight / weight.mean().clamp(min=1e-12)
         return weight.where(end > 1, 0.5)
+
+
+def contrastive(seen: Output, ids: Tensor | None, link: Link) -> Tensor:
+    """mean of w InfoNCE(sequence, adjacent) + (max w - w) InfoNCE(adjacent, similar), w the conformity.
+
+    A key stands for its history's last item; histories that end with the same item have the same key, which
+    is a negative equal to the positive unless ``ids`` exclude it.
+    """
+    weight = seen.conformity
+    options: dict[str, Any] = {"ids": ids, "link": link, "reduction": "none"}
+    crowd = info_nce(seen.sequence, seen.adjacent, **options)
+    taste = info_nce(seen.adjacent, seen.similar, **options)
+    return (weight * crowd + (weight.max() - weight) * taste).mean()
 
 
 def divergence(conformity: Tensor, expected: Tensor) -> Tensor:

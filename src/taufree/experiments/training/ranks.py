@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,11 @@ from torch import Tensor
 from taufree.experiments.recipe import Recipe
 from taufree.experiments.settings import BatchSettings, Settings
 from taufree.util.errors import BadInputError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from taufree.experiments.training.run import Run
 
 FIRST_RANK_SECONDS = 5.0
 """Seconds that rank 0 has to print an error that all ranks have found."""
@@ -68,6 +74,21 @@ def wait_for_first() -> None:
     """Let rank 0 print first: torchrun ends the other ranks with it, so that an error is printed once."""
     if rank():
         time.sleep(FIRST_RANK_SECONDS)
+
+
+def make_fabric(run: Run) -> Fabric:
+    """One device, or this rank under DDP: gloo on CPUs, NCCL on GPUs."""
+    from lightning.fabric import Fabric  # takes seconds, and the command line imports this module
+
+    if world() == 1:
+        return Fabric(accelerator=run.device, devices=1, precision=run.precision)
+    return Fabric(
+        accelerator=run.device,
+        devices=here(),
+        num_nodes=world() // here(),
+        strategy="ddp",
+        precision=run.precision,
+    )
 
 
 def own_rows(batch: Sequence[Tensor], rank: int, world: int) -> tuple[Tensor, ...]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from taufree import Link
@@ -122,7 +121,7 @@ class Training:
     def __init__(self, run: Run, recipe: Recipe) -> None:
         silence_lightning()
         self.run, self.recipe = run, recipe
-        self.fabric = _fabric(run)
+        self.fabric = ranks.make_fabric(run)
         self.fabric.launch()
         seed_everything(run.seed, "weights")
         several = ranks.world() > 1
@@ -291,16 +290,3 @@ class Training:
 
     def _to_device(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return self.fabric.to_device(args), self.fabric.to_device(kwargs)
-
-
-def _fabric(run: Run) -> Fabric:
-    """One device, or this rank under DDP: gloo on CPUs, NCCL on GPUs."""
-    if ranks.world() == 1:
-        return Fabric(accelerator=run.device, devices=1, precision=run.precision)
-    return Fabric(
-        accelerator=run.device,
-        devices=ranks.here(),
-        num_nodes=ranks.world() // ranks.here(),
-        strategy="ddp",
-        precision=run.precision,
-    )
