@@ -229,7 +229,7 @@ def test_a_folder_from_the_shell(tmp_path):
     assert all((row["class"] == "flower") == (row["anomalous"] == "1") for row in rows)
     page = (tmp_path / "out" / "report.html").read_text()
     assert 'id="extremes-0"' in page
-    assert "What the network takes for normal" in page
+    assert "What the network finds normal" in page
 
 
 def invoke(*arguments):

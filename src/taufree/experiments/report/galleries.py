@@ -1,4 +1,4 @@
-"""The figures of a trained encoder: a map of its features, whom it takes for neighbours, what for normal."""
+"""The figures of a trained encoder: a map of its features, neighbours, the most and the least anomalous."""
 
 from __future__ import annotations
 
