@@ -34,7 +34,9 @@ def test_derivatives_of_first_and_second_order(name, link, reduction):
     assert torch.autograd.gradgradcheck(loss, inputs)
 
 
-@pytest.mark.parametrize("link", LINKS, ids=repr)
+@pytest.mark.parametrize(
+    "link", [LINKS[0], *(pytest.param(link, marks=pytest.mark.slow) for link in LINKS[1:])], ids=repr
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_compiles_without_a_graph_break(name, link):
     def loss(a, b):

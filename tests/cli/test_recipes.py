@@ -1,18 +1,10 @@
 """``taufree recipes``, and a recipe of one's own: one file outside the package, trained by its name."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import taufree
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1]), "COLUMNS": "120"}
-# As the installed command: the current folder is not on the path.
-MAIN = "import sys; sys.path.remove(''); {}; from taufree.cli import main; main()"
+from tests.support.command import shell
 
 TOY = '''
 """Points on a circle, two noisy views of each."""
@@ -67,10 +59,8 @@ class Toy(Recipe):
 
 
 def taufree_command(folder, *arguments, before="pass"):
-    return subprocess.run(
-        [sys.executable, "-c", MAIN.format(before), *arguments],
-        env=ENVIRONMENT, cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    """As the installed command: the current folder is not on the path."""
+    return shell(*arguments, before=f"sys.path.remove(''); {before}", cwd=folder)
 
 
 @pytest.fixture

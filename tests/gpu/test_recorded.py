@@ -70,7 +70,10 @@ def test_work_that_waits_for_the_device_is_noticed_and_done():
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch, shop):
-    """A short run of each recipe that records its steps."""
+    """A short run of each recipe that records its steps.
+
+    Networks of images in float64, since a few steps of a ResNet in float32 make a hundredth of a rounding.
+    """
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     small = {"batch_size": 8, "crop": 32}
     images = SimCLRSettings(epochs=6, neighbours=5, **small)
@@ -79,7 +82,7 @@ def runs(tmp_path, monkeypatch, shop):
     (tmp_path / "cifar").mkdir()
     data = {"images": write_folder(tmp_path / "pictures"), "msc": write_cifar(tmp_path / "cifar", 100, 30)}
     return {
-        name: Run(name, "free", 0, settings, device="cuda", data=data.get(name))
+        name: Run(name, "free", 0, settings, "64-true" if name in data else "32-true", "cuda", data.get(name))
         for name, settings in {"images": images, "msc": msc, "dcrec": dcrec}.items()
     }
 
@@ -90,8 +93,8 @@ def begun(run):
     return Training(run, recipe)
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("images", 1e-2), ("msc", 1e-2), ("dcrec", 1e-3)])
-def test_a_recipe_with_recorded_steps_is_the_plain_one(runs, name, tolerance, monkeypatch):
+@pytest.mark.parametrize("name", ["images", "msc", "dcrec"])
+def test_a_recipe_with_recorded_steps_is_the_plain_one(runs, name, monkeypatch):
     recipe = find_recipe(name)
     replayed = begun(runs[name])
     accelerate = recipe.accelerate
@@ -105,7 +108,7 @@ def test_a_recipe_with_recorded_steps_is_the_plain_one(runs, name, tolerance, mo
         plain.train_epoch()
     assert replayed._step._recordings
     assert not replayed._step.waits
-    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=tolerance)
+    assert replayed.curves["loss"] == pytest.approx(plain.curves["loss"], rel=1e-3)
 
 
 def test_a_run_with_recorded_steps_goes_on_without_them(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""Random rows, and the agreement of two losses in value and gradients."""
+"""Random rows and pairs, and the agreement of two losses in value and gradients."""
 
 import torch
 
@@ -12,3 +12,9 @@ def agree(ours, theirs, *inputs):
     grads = zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True)
     for one, other in grads:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def noisy_pairs(rows=40, dimensions=8, noise=0.7, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    first, other = torch.randn(2, rows, dimensions, generator=generator)
+    return first, first + noise * other

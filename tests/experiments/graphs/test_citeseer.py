@@ -1,11 +1,7 @@
 """The CiteSeer recipe: on a small graph with every oddity, and on the real one where it is at hand."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +18,9 @@ from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
 from tests.support.breaking_off import assert_goes_on
+from tests.support.command import shell
 from tests.support.paths import DATA
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1])}
 needs_data = pytest.mark.skipif(
     not (DATA / "planetoid" / "CiteSeer" / "raw").is_dir(),
     reason=f"the CiteSeer files are not in {DATA}, which TAUFREE_DATA can change",
@@ -134,10 +130,7 @@ def invoke(*arguments):
 
 
 def test_without_pyg_it_says_what_to_install():
-    code = "import sys; sys.modules['torch_geometric'] = None; from taufree.cli import main; main()"
-    found = subprocess.run(
-        [sys.executable, "-c", code, "run", "citeseer"], env=ENVIRONMENT, capture_output=True, text=True
-    )
+    found = shell("run", "citeseer", before="sys.modules['torch_geometric'] = None")
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
     assert found.stderr.strip().endswith('pip install "taufree[graph]"')

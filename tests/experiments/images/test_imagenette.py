@@ -1,16 +1,11 @@
 """The Imagenette recipe: its layouts, the command line, and the real images where they are at hand."""
 
 import json
-import os
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import taufree
 from taufree.cli import build
 from taufree.experiments.images.imagenette import NAMES, Imagenette, find_imagenette
 from taufree.experiments.images.simclr import SimCLRSettings
@@ -19,10 +14,10 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
+from tests.support.command import shell
 from tests.support.paths import DATA, ROOT
 from tests.support.photographs import write_folder
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1])}
 needs_data = pytest.mark.skipif(
     not (DATA / "imagenette2-160").is_dir(),
     reason=f"Imagenette is not in {DATA}, which TAUFREE_DATA can change",
@@ -102,10 +97,7 @@ def test_bad_folders_are_one_sentence(folder, tmp_path):
 
 
 def test_without_torchvision_it_says_what_to_install():
-    code = "import sys; sys.modules['torchvision'] = None; from taufree.cli import main; main()"
-    found = subprocess.run(
-        [sys.executable, "-c", code, "run", "cifar10"], env=ENVIRONMENT, capture_output=True, text=True
-    )
+    found = shell("run", "cifar10", before="sys.modules['torchvision'] = None")
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
     assert found.stderr.strip().endswith('pip install "taufree[images]"')

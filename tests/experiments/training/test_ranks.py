@@ -1,19 +1,16 @@
 """Training over two ranks on the CPU: the result of one process, and one voice."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from typer.testing import CliRunner
 
-import taufree
 from taufree.cli import build
 from taufree.experiments.digits import Digits, DigitsSettings
 from taufree.experiments.images.simclr import SimCLRSettings
@@ -21,12 +18,12 @@ from taufree.experiments.training import ranks
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
+from tests.support.command import ENVIRONMENT, MAIN
 from tests.support.paths import DATA
 from tests.support.photographs import write_folder
 from tests.support.processes import wait_until
 from tests.support.training_rank_checks import work
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(taufree.__file__).parents[1]), "COLUMNS": "120"}
 TWO = {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
 UNEVEN = DigitsSettings(epochs=2, batch_size=255)  # 127 and 128 rows
 
@@ -132,7 +129,7 @@ def test_devices_that_cannot_be_shared_are_one_sentence(monkeypatch, device):
 
 def torchrun(out, seeds):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    entry = [sys.executable, "-c", "from taufree.cli import main; main()", "run", "digits", "--seeds", seeds]
+    entry = [sys.executable, "-c", MAIN, "run", "digits", "--seeds", seeds]
     arguments = ["--links", "free,learnable", "--epochs", "2", "--batch-size", "255", "--device", "cpu"]
     return subprocess.Popen(
         [sys.executable, *launcher, *entry, *arguments, "--out", str(out)],

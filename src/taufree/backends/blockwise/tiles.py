@@ -181,7 +181,7 @@ class SoftmaxTile:
         linear = link.formula is not None and link.formula.kind == "linear"
         if rise is None and linear and isinstance(scale := link.formula_scale(), float):
             # Without the passes for c and 1 + c.
-            self.logit, self.slope = gap.sub_(1).mul_(-scale), gap.new_full((), scale)
+            self.logit, self.slope = gap.sub_(1).mul_(-scale), gap.new_ones(()).mul_(scale)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
             # In the tile's dtype: a link with float64 parameters, say, may give another.

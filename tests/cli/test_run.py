@@ -1,0 +1,172 @@
+"""``taufree run``: a sweep from the shell, what it shows, how it fails and how it is interrupted."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from taufree.cli.run import _result_tables
+from tests.support.command import ENVIRONMENT, MAIN, invoke, shell
+from tests.support.paths import ROOT
+from tests.support.processes import wait_until
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep from the shell: its arguments, its folder, named like markup, and what came of it."""
+    out = tmp_path_factory.mktemp("sweep") / "a[/b]"
+    arguments = ["run", "digits", "--links", "free,0.5", "--seeds", "2", "--epochs", "1", "--jobs", "2"]
+    arguments += ["--batch-size", "432", "--device", "cpu", "--out", str(out)]
+    return arguments, out, shell(*arguments)
+
+
+@pytest.mark.slow
+def test_a_sweep_from_the_shell(swept):
+    _, out, found = swept
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {(line["link"], line["seed"]) for line in lines} == {
+        ("free", 0),
+        ("free", 1),
+        ("0.5", 0),
+        ("0.5", 1),
+    }
+    knn = [line["metrics"]["knn"] for line in lines if line["link"] == "free"]
+    assert f"{sum(knn) / 2:.2f} ±" in found.stdout
+    assert "knn: free minus tau 0.5 is" in found.stdout
+    assert f"Report: {out / 'report.html'}" in found.stdout
+    assert (out / "report.html").stat().st_size > 1e6
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_done_is_shown_again(swept):
+    arguments, out, found = swept
+    (out / "report.html").unlink()
+    again = invoke(*arguments)
+    assert again.exit_code == 0
+    assert f"4 of 4 runs are already in {out / 'results.jsonl'}" in again.stderr
+    assert again.stdout == found.stdout
+    assert (out / "report.html").exists()
+    narrow = invoke(*arguments, columns=40)
+    assert "…" not in narrow.stdout  # names are not cut off
+
+
+@pytest.mark.slow
+def test_a_report_that_cannot_be_written_is_bad_input(swept):
+    arguments, out, _ = swept
+    report = (out / "report.html").rename(out.parent / "report.html")
+    (out / "report.html").mkdir()
+    refused = invoke(*arguments)
+    (out / "report.html").rmdir()
+    left = sorted(entry.name for entry in out.iterdir())
+    report.rename(out / "report.html")
+    assert refused.exit_code == 2
+    assert f"taufree: --out {out} cannot be written to: Is a directory." in refused.stderr
+    assert left == [".lock", "results.jsonl"]
+
+
+def test_a_table_too_wide_for_the_terminal_goes_on_below(tmp_path):
+    sweep = (ROOT / "benchmarks/results/citeseer.jsonl").read_text().splitlines()
+    lines = [line for line in map(json.loads, sweep) if line["settings"]["mask"] == "nt-xent"]
+    wide, narrow = (_shown(lines, width) for width in (140, 80))
+    words = re.findall(r"[\w.]+", wide)
+    assert len(_result_tables(lines, 140)) == 1
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert {"pygcl_micro", "pygcl_macro", "temperature", "67.63"} <= set(words)
+    assert set(re.findall(r"[\w.]+", narrow)) == set(words)  # no word is broken
+    assert "│ learnable tau │ 63.63 ± 1.08 │" in narrow
+
+
+def _shown(lines, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    for table in _result_tables(lines, width):
+        console.print(table)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def own_link(tmp_path_factory):
+    """A sweep with a link that fails and one of the current folder, on a terminal that has ASCII alone."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine.py").write_text(
+        "from taufree import Link\n"
+        "class Cubic(Link):\n"
+        "    def logit(self, cosine, gap, rise):\n"
+        "        return 5 * cosine**3\n"
+    )
+    arguments = [
+        "run",
+        "--links",
+        "1e-300,mine:Cubic,0.5",
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    found = shell(
+        *arguments, "--batch-size", "128", "--out", "out",
+        before="sys.path.remove('')", cwd=folder, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (folder / "out" / "results.jsonl").read_text().splitlines()]
+    assert (folder / "out" / "report.html").exists()
+    return found, {line["link"]: line for line in lines}
+
+
+@pytest.mark.slow
+def test_a_link_from_the_current_folder_reaches_the_workers(own_link):
+    found, lines = own_link
+    curves = lines["mine:Cubic"]["curves"]
+    assert curves["loss"] != lines["0.5"]["curves"]["loss"]
+    assert curves["temperature_at_zero"] == [0.0]
+    assert "mine:Cubic" in found.stdout
+    assert r"mean \xb1 std" in found.stdout  # this terminal has no plus-minus
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_named_and_does_not_stop_the_others(own_link):
+    found, lines = own_link
+    assert found.returncode == 1
+    assert "tau 1e-300, seed 0 failed: the loss became nan in epoch 1." in found.stderr
+    assert "1 of 3 runs failed" in found.stderr
+    assert "tau 0.5" in found.stdout
+    assert lines.keys() == {"mine:Cubic", "0.5"}
+
+
+@pytest.mark.slow
+def test_what_only_the_data_can_tell_is_bad_input_too(tmp_path):
+    found = invoke("run", "--links", "free", "--batch-size", "1500", "--out", str(tmp_path))
+    assert found.exit_code == 2
+    assert found.stderr.splitlines()[-1] == "taufree: batch_size must be at most 1297, got 1500."
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+    options = ["--links", "free,0.5", "--seeds", "50", "--epochs", "2", "--batch-size", "432"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "run", *options, "--device", "cpu", "--out", str(tmp_path)],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What is started in the background ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    results = tmp_path / "results.jsonl"
+    wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 2, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 130
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert 2 <= len(lines) < 100
+    assert f"Stopped. {len(lines)} of 100 runs are in {results}" in errors
+    assert "give the same command again to go on" in errors
+    assert "Traceback" not in errors
+    assert (tmp_path / "report.html").exists()

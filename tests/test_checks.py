@@ -1,0 +1,80 @@
+"""Arguments that the losses and links cannot take: one sentence that names the argument."""
+
+import math
+
+import pytest
+import torch
+
+import taufree
+from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+
+BAD = {
+    "query must have shape": lambda x, i: info_nce(x[0], x),
+    "query must be a floating-point tensor, got list": lambda x, i: info_nce([[1.0]], x),
+    "query must be a floating-point tensor, got dtype torch.int64": lambda x, i: info_nce(x.long(), x),
+    "query must be a floating-point tensor, got dtype torch.complex64": lambda x, i: info_nce(
+        x.to(torch.cfloat), x
+    ),
+    "query must have shape [N, D] with N and D at least 1, got [0, 3]": lambda x, i: info_nce(x[:0], x[:0]),
+    "view_a must have shape [N, D] with N and D at least 1, got [4, 0]": lambda x, i: nt_xent(
+        x[:, :0], x[:, :0]
+    ),
+    "positive_key must have the shape of query, [4, 3], got [3, 3]": lambda x, i: info_nce(x, x[:3]),
+    "positive_key must have the shape of query, [4, 3], got [4, 2]": lambda x, i: info_nce(x, x[:, :2]),
+    "positive_key must be on the device of query, cpu, got meta": lambda x, i: info_nce(x, x.to("meta")),
+    "view_b must have the shape of view_a, [4, 3], got [3, 3]": lambda x, i: nt_xent(x, x[:3]),
+    "negative_keys must have shape [M, 3] or [4, M, 3], got [5, 2]": lambda x, i: info_nce(
+        x, x, torch.ones(5, 2)
+    ),
+    "negative_keys must have shape [M, 3] or [4, M, 3], got [3, 5, 3]": lambda x, i: info_nce(
+        x, x, torch.ones(3, 5, 3)
+    ),
+    "negative_keys must be a floating-point tensor": lambda x, i: info_nce(x, x, torch.ones(5, 3).long()),
+    "ids must have shape [4], got [3]": lambda x, i: info_nce(x, x, ids=i[:3]),
+    "ids must be an integer tensor, got dtype torch.float32": lambda x, i: nt_xent(x, x, ids=i.float()),
+    "ids must be an integer tensor, got list": lambda x, i: nt_xent(x, x, ids=[0, 1, 2, 3]),
+    "ids distinguishes in-batch keys and needs in_batch=True": lambda x, i: info_nce(x, x, x, ids=i),
+    "got [4, 2, 3]: if these are several views of a sample, give embeddings.flatten(0, 1) and "
+    "labels.repeat_interleave(2)": lambda x, i: sup_con(torch.stack([x, x], 1), i),
+    "labels must have shape [4], got [4, 1]": lambda x, i: sup_con(x, i[:, None]),
+    "labels must be an integer tensor, got dtype torch.bool": lambda x, i: sup_con(x, i > 0),
+    "labels must be an integer tensor, got NoneType": lambda x, i: sup_con(x, None),
+    "labels must be on the device of the embeddings, cpu, got meta": lambda x, i: sup_con(x, i.to("meta")),
+    "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
+        x, x, reduction="average"
+    ),
+    "backend must be one of": lambda x, i: nt_xent(x, x, backend="cuda"),
+    "link must be a taufree.Link such as LogOdds() or Temperature(0.5), got float": lambda x, i: nt_xent(
+        x, x, link=0.1
+    ),
+    "got the class LogOdds": lambda x, i: nt_xent(x, x, link=LogOdds),
+    "query must be a dense tensor, got layout torch.sparse_coo": lambda x, i: info_nce(x.to_sparse(), x),
+    "query must be a dense tensor, got a nested one": lambda x, i: info_nce(
+        torch.nested.nested_tensor([x]), x
+    ),
+    "symmetric=True needs in_batch=True": lambda x, i: info_nce(x, x, x, symmetric=True),
+    "in_batch=False needs negative_keys": lambda x, i: info_nce(x, x, in_batch=False),
+    "tau must be a positive number, got 0": lambda x, i: Temperature(0),
+    "tau must be a positive number, got -1": lambda x, i: Temperature(-1),
+    "tau must be a positive number, got nan": lambda x, i: Temperature(math.nan),
+    "tau must be a positive number, got str": lambda x, i: Temperature("0.1"),
+    "resolution must be a number of at least 0, got -1e-06": lambda x, i: LogOdds(resolution=-1e-6),
+    "gain must be a positive number, got 0": lambda x, i: LogOdds(gain=0),
+    "init must be a positive number, got 0": lambda x, i: LearnableTemperature(init=0),
+    "max_scale must be a number of at least 1/init = 14.2857, got 2": lambda x, i: LearnableTemperature(
+        0.07, 2
+    ),
+    "backend must be one of ": lambda x, i: taufree.NTXent(backend="fast"),
+    'backend="triton" cannot compute this loss: ': lambda x, i: nt_xent(x, x, backend="triton"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_gets_one_sentence(message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        BAD[message](torch.ones(4, 3), torch.arange(4))
+    said = str(caught.value)
+    assert message.strip() in said
+    assert said.endswith(".")
+    assert "\n" not in said
