@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
-from taufree.backends import fused as triton
+from taufree.backends import fused
+from taufree.backends.blockwise.tiles import OddsTile
 from taufree.contrast import Contrast
 
 
@@ -45,6 +46,13 @@ class Mixed(Bend, LearnableTemperature):
     """The same by way of a class that is no link."""
 
 
+class Coarse(LogOdds):
+    """A user's link that only sets another resolution."""
+
+    def __init__(self):
+        super().__init__(resolution=1e-2)
+
+
 class Constant(Link):
     def logit(self, cosine, gap, rise):
         return torch.zeros_like(cosine)
@@ -68,7 +76,7 @@ def test_slopes_are_derivatives(link):
     torch.testing.assert_close(found.detach(), expected)
 
 
-@pytest.mark.parametrize("link", [Cubic(), Learned(), Bent()])
+@pytest.mark.parametrize("link", [Cubic(), Learned(), Bent(), Coarse()])
 def test_a_users_link_works_on_every_backend(link):
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(9, 5, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
@@ -137,12 +145,12 @@ def test_the_learned_scale_may_be_there_when_torch_func_differentiates():
 
 
 @pytest.mark.parametrize("near", [False, True])
-@pytest.mark.parametrize("name", ["gain", "tau"])
+@pytest.mark.parametrize("name", ["gain", "resolution", "tau"])
 def test_a_setting_may_be_made_a_parameter(name, near):
     """Both in plain tiles and in those with a close pair."""
     found = []
     for backend in ("reference", "blockwise"):
-        link = LogOdds() if name == "gain" else Temperature(0.5)
+        link = Temperature(0.5) if name == "tau" else LogOdds()
         setattr(link, name, torch.nn.Parameter(torch.tensor(getattr(link, name))))
         a, b = torch.eye(6, 8) + 0.3, torch.eye(6, 8) + 0.5 * torch.eye(6, 8).roll(1, 1)
         b[3] = a[4] if near else b[3]
@@ -199,13 +207,34 @@ def test_blockwise_does_not_silently_leave_untrained_what_is_no_parameter():
 
 
 def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
-    monkeypatch.setattr(triton, "_machine", lambda *_: None)
+    monkeypatch.setattr(fused, "_machine", lambda *_: None)
     link = LogOdds()
     contrast = Contrast(torch.eye(4))
-    assert triton.unsupported(contrast, link) is None
+    assert fused.unsupported(contrast, link) is None
     link.gain = torch.nn.Parameter(torch.tensor(1.0))
-    assert "not a parameter of LogOdds" in triton.unsupported(contrast, link)
-    assert triton.unsupported(contrast, LearnableTemperature()) is None
+    assert "not a parameter of LogOdds" in fused.unsupported(contrast, link)
+    assert fused.unsupported(contrast, LearnableTemperature()) is None
+
+
+def test_a_subclass_has_the_formula_unless_its_logit_is_its_own(monkeypatch):
+    monkeypatch.setattr(fused, "_machine", lambda *_: None)
+    contrast = Contrast(torch.eye(4))
+    assert Coarse().formula == ("log-odds", 1e-2)
+    assert OddsTile.fits(Coarse())
+    assert fused.unsupported(contrast, Coarse()) is None
+    for link in (Bent(), Mixed()):
+        assert link.formula is None
+        assert not OddsTile.fits(link)
+        assert f"{type(link).__name__} has none" in fused.unsupported(contrast, link)
+
+
+def test_the_fast_tiles_are_for_a_gain_of_one_that_nothing_learns():
+    assert OddsTile.fits(LogOdds(gain=1))
+    assert not OddsTile.fits(LogOdds(gain=2))
+    for name in ("gain", "resolution"):
+        link = LogOdds()
+        setattr(link, name, torch.nn.Parameter(torch.tensor(1.0)))
+        assert not OddsTile.fits(link)
 
 
 @pytest.mark.parametrize("link", [LogOdds(2.0, 1e-3), Temperature(0.2), LearnableTemperature(0.5, 10.0)])

@@ -7,6 +7,14 @@ from taufree.backends import fused, reference
 from taufree.contrast import Contrast
 from taufree.links.log_odds import with_gain
 
+
+def learned_tau():
+    """A linear link whose temperature, and not its logarithm, is the parameter."""
+    link = Temperature(0.1)
+    link.tau = torch.nn.Parameter(torch.tensor(0.1))
+    return link
+
+
 LINKS = {
     "odds": lambda: LogOdds(),
     "gain": lambda: LogOdds(gain=2.0),
@@ -14,6 +22,7 @@ LINKS = {
     "tau": lambda: Temperature(0.1),
     "low tau": lambda: Temperature(0.01),
     "learned": lambda: LearnableTemperature(0.1),
+    "learned tau": learned_tau,
 }
 CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels")
 

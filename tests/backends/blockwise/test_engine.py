@@ -101,18 +101,23 @@ def test_an_opposite_negative_has_no_weight_without_a_resolution():
     assert query.grad.abs().max() < 1e-6
 
 
-def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing():
-    class Held(Link):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.tensor(3.0))
+class Held(Link):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
 
-        def logit(self, cosine, gap, rise):
-            return self.scale.detach() * cosine
+    def logit(self, cosine, gap, rise):
+        return self.scale.detach() * cosine
 
+
+@pytest.mark.parametrize("make", [Held, LogOdds, lambda: LogOdds(2.0), lambda: Temperature(0.5)])
+def test_a_parameter_that_has_no_part_in_the_logit_learns_nothing(make):
     def gradient(backend):
+        link = make()
+        link.spare = torch.nn.Parameter(torch.tensor(1.0))
         a = rows(4).requires_grad_()
-        info_nce(a, rows(4, seed=1), link=Held(), backend=backend).backward()
+        info_nce(a, rows(4, seed=1), link=link, backend=backend).backward()
+        assert link.spare.grad is None or link.spare.grad == 0
         return a.grad
 
     torch.testing.assert_close(gradient("blockwise"), gradient("reference"))

@@ -79,6 +79,26 @@ def test_compiles_to_one_graph(interpreted):
     assert interpreted["compiled"] == 0
 
 
+def test_the_operators_give_the_shapes_that_torch_compile_is_told(interpreted):
+    assert interpreted["unlike fakes"] == []
+
+
+def test_the_schemas_name_the_arguments_in_their_order():
+    pytest.importorskip("triton", reason="needs Triton, which PyTorch brings along on Linux")
+    from taufree.backends.fused import op
+    from taufree.backends.fused.arguments import TENSOR_COUNT, Arguments, Saved
+
+    forward = op.contrast._opoverload._schema
+    backward = op.contrast_backward._opoverload._schema
+    assert tuple(x.name for x in forward.arguments) == Arguments._fields
+    assert all("Tensor" in str(x.type) for x in forward.arguments[:TENSOR_COUNT])
+    assert not any("Tensor" in str(x.type) for x in forward.arguments[TENSOR_COUNT:])
+    assert len(forward.returns) == 1 + len(Saved._fields)
+    expected = ("upstream", "wanted", *Saved._fields, *Arguments._fields)
+    assert tuple(x.name for x in backward.arguments) == expected
+    assert len(backward.returns) == len(op.Gradients._fields)
+
+
 @pytest.mark.parametrize(
     ("contrast", "link", "reason"),
     [

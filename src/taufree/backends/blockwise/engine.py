@@ -44,7 +44,7 @@ Tile: TypeAlias = OddsTile | SoftmaxTile
 
 TILE_SIZE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT_BYTES = 24 * 2**20  # of tiles kept between the two visits
-TENSORS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast, as they are saved
+SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
 
@@ -68,7 +68,7 @@ class _Blockwise(torch.autograd.Function):
     def forward(
         ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
     ) -> Tensor:
-        without: dict[str, Any] = dict.fromkeys(TENSORS)  # they are saved below, and freed after the backward
+        without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved below, freed after the backward
         ctx.contrast = replace(contrast, **without)
         ctx.link, ctx.weights = link, weights
         # Not saved below: the next loss may bring them back into range in place.
@@ -88,7 +88,7 @@ class _Blockwise(torch.autograd.Function):
         if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
             check_unchanged(ctx.link, ctx.params, ctx.values)
             grad = upstream if ctx.weights is None else ctx.weights * upstream
-            contrast = replace(ctx.contrast, **dict(zip(TENSORS, saved, strict=True)))
+            contrast = replace(ctx.contrast, **dict(zip(SAVED_FIELDS, saved, strict=True)))
             _, gradients = BlockwiseEngine(contrast, ctx.link, inputs, ctx.wanted).run(grad)
         else:
             for gradient in gradients:

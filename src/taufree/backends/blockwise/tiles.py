@@ -83,12 +83,13 @@ class OddsTile:
 
     @staticmethod
     def fits(link: Link) -> bool:
-        """Whether the link is the log-odds at a gain that is known to be 1."""
+        """Whether the link is the log-odds at a gain that is known to be 1, with nothing to learn."""
         if link.formula is None or link.formula.kind != "log-odds":
             return False
         # Do not compare a tensor with 1: reading a CUDA scalar waits for the device.
         scale = link.formula_scale()
-        return isinstance(scale, float) and scale == 1
+        gain_is_one = not isinstance(scale, Tensor) and scale == 1
+        return gain_is_one and not any(p.requires_grad for p in parameters(link))
 
     @staticmethod
     def offset(link: Link) -> float:
@@ -178,8 +179,8 @@ class SoftmaxTile:
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
         learns = bool(parameters(link))
-        linear = link.formula is not None and link.formula.kind == "linear"
-        if rise is None and linear and isinstance(scale := link.formula_scale(), float):
+        linear = link.formula is not None and link.formula.kind == "linear" and not learns
+        if rise is None and linear and not isinstance(scale := link.formula_scale(), Tensor):
             # Without the passes for c and 1 + c.
             self.logit, self.slope = gap.sub_(1).mul_(-scale), gap.new_ones(()).mul_(scale)
         else:

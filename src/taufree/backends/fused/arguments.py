@@ -66,7 +66,7 @@ class Arguments(NamedTuple):
         return KernelLink(self.kind, self.scale, self.resolution)
 
 
-TENSORS = 7  # the first fields of Arguments
+TENSOR_COUNT = 7  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -105,9 +105,9 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
     labelled = contrast.labels is not None
     if formula.kind == "log-odds":
         # Do not test whether a tensor is 1: reading a CUDA scalar waits for the device.
-        kind = ODDS if isinstance(scale, float) and scale == 1 else POWER
+        kind = ODDS if not isinstance(scale, Tensor) and scale == 1 else POWER
     else:
-        gentle = isinstance(scale, float) and scale <= MAX_EXP_SCALE
+        gentle = not isinstance(scale, Tensor) and 0 <= scale <= MAX_EXP_SCALE
         kind = EXP if gentle and not labelled and contrast.own_negatives is None else SCALE
     if isinstance(scale, Tensor):
         scale = scale.to(device, torch.float32).reshape(1)

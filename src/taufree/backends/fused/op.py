@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends.autograd import Once, apply
-from taufree.backends.fused.arguments import SCALE, TENSORS, Arguments, Gradients, Saved
+from taufree.backends.fused.arguments import SCALE, TENSOR_COUNT, Arguments, Gradients, Saved
 from taufree.backends.fused.row_passes import Mode, Upstream
 from taufree.backends.fused.step import FusedStep, own_share
 from taufree.backends.fused.tile_passes import library_precision
@@ -86,8 +86,8 @@ def _fake_backward(upstream: Tensor, wanted: list[bool], *flat: Any) -> tuple[Te
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:TENSORS], *output[1:])
-    ctx.options = inputs[TENSORS:]
+    ctx.save_for_backward(*inputs[:TENSOR_COUNT], *output[1:])
+    ctx.options = inputs[TENSOR_COUNT:]
     ctx.set_materialize_grads(False)
 
 
@@ -97,8 +97,8 @@ def _differentiate(
     """The gradients of the forward's flat arguments that need one."""
     if upstream is None:
         return (None,) * len(Arguments._fields)
-    arguments = Arguments(*ctx.saved_tensors[:TENSORS], *ctx.options)
-    saved = Saved(*ctx.saved_tensors[TENSORS:])
+    arguments = Arguments(*ctx.saved_tensors[:TENSOR_COUNT], *ctx.options)
+    saved = Saved(*ctx.saved_tensors[TENSOR_COUNT:])
     need = dict(zip(Arguments._fields, needs, strict=True))
     wanted = [need["anchors"], need["keys"], need["queue"], need["scale"] and arguments.kind == SCALE]
     found = backward(upstream, wanted, *saved, *arguments)
@@ -157,7 +157,7 @@ class _Contrast(torch.autograd.Function):
                 each = upstream * ctx.weights
             gradients = _differentiate(ctx, each, ctx.needs_input_grad[1:], _backward)
         if twice:
-            inputs = [t for t in (upstream, *ctx.saved_tensors[:TENSORS]) if t is not None]
+            inputs = [t for t in (upstream, *ctx.saved_tensors[:TENSOR_COUNT]) if t is not None]
             gradients = tuple(None if g is None else Once.apply("triton", g, *inputs) for g in gradients)
         return (None, *gradients)
 
