@@ -12,8 +12,10 @@ import argparse
 from pathlib import Path
 from statistics import mean, stdev
 
-from benchmarks.support.lines import complete, head, read, row, thinned
-from benchmarks.support.paths import RESULTS, ROOT
+from benchmarks.support.lines import read, thinned
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.training import train_missing
 from taufree.experiments.graphs.citeseer import CiteSeerSettings
 from taufree.experiments.link_names import describe
 from taufree.experiments.report.statistics import best_temperature, difference, free_against_best, spreads
@@ -91,20 +93,15 @@ def with_mask_minus_without(lines: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds planetoid/CiteSeer/raw")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=CiteSeerSettings.epochs)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "citeseer", help="where the runs go on")
-    parser.add_argument("--results", type=Path, default=RESULTS / "citeseer.jsonl")
-    parser.add_argument("--table", action="store_true", help="only print the tables")
+    add_training_options(parser, "citeseer")
+    add_result_options(parser, "citeseer")
     chosen = parser.parse_args()
     if not chosen.table:
-        complete(runs(chosen), chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned)
+        train_missing(runs(chosen), chosen, thinned)
     lines = [line for line in read(chosen.results) if line["settings"]["epochs"] == chosen.epochs]
     for mask, title in (("nt-xent", "Without self-pairs"), ("pygcl", "With PyGCL's mask")):
         print(f"\n### {title}\n")

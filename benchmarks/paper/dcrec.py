@@ -21,8 +21,10 @@ from pathlib import Path
 
 from benchmarks.paper.dcrec_tables import apart, differences, draw, paper, table
 from benchmarks.speed.dcrec_speed import measure
-from benchmarks.support.lines import complete, read, stopping, thinned
-from benchmarks.support.paths import FIGURES, RESULTS, ROOT
+from benchmarks.support.lines import read, thinned
+from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.paths import FIGURES, RESULTS
+from benchmarks.support.training import train_missing
 from taufree.experiments.recommendation.dcrec import NAMED_DATASETS, DCRecSettings
 from taufree.experiments.training.run import Run
 from taufree.util.json_lines import append_json
@@ -65,12 +67,7 @@ def train(chosen: argparse.Namespace) -> None:
     """Do the runs that the results do not have, as long as the time allows."""
     runs = planned(chosen, choose_device(chosen.device, "32-true"))
     # The curve that shows which epoch was chosen stays whole.
-    small = partial(thinned, whole=("choice",))
-    try:
-        with stopping(chosen.seconds):
-            complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=small)
-    except KeyboardInterrupt:
-        print("Stopped; the same command goes on.")
+    train_missing(runs, chosen, partial(thinned, whole=("choice",)))
 
 
 def speed(chosen: argparse.Namespace, device: str) -> None:
@@ -83,22 +80,16 @@ def speed(chosen: argparse.Namespace, device: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds dcrec/beauty and dcrec/reddit")
     parser.add_argument("--datasets", default=",".join(NAMED_DATASETS))
     parser.add_argument("--protocol", default="validation", help="validation, or public")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=DCRecSettings.epochs, help="at most")
     parser.add_argument("--batch-size", type=int, default=BATCH)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "dcrec", help="where the runs go on")
-    parser.add_argument("--results", type=Path, default=RESULTS / "dcrec.jsonl")
+    add_training_options(parser, "dcrec")
+    add_result_options(parser, "dcrec")
     parser.add_argument("--figure", type=Path, default=FIGURE, help="where the picture goes")
-    parser.add_argument("--table", action="store_true", help="only print the tables and draw the picture")
     parser.add_argument("--speed", action="store_true", help="measure times instead")
     parser.add_argument("--repeats", type=int, default=50, help="measurements of --speed")
     parser.add_argument("--speed-results", type=Path, default=RESULTS / "dcrec-speed.jsonl")

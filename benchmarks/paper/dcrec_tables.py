@@ -8,7 +8,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from benchmarks.support.lines import head, row
+from benchmarks.support.markdown import head, row
 from benchmarks.support.pictures import colour, finish
 from taufree.experiments.link_names import describe
 from taufree.experiments.recommendation.dcrec import DCRecSettings

@@ -20,10 +20,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.support.lines import EVERY, complete, head, read, row, stopping, thinned
-from benchmarks.support.paths import FIGURES, RESULTS, ROOT
+from benchmarks.support.lines import KEPT_EVERY, read, thinned
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.paths import FIGURES, RESULTS
 from benchmarks.support.pictures import colour, finish
 from benchmarks.support.timing import epoch_seconds, part_seconds, seconds, write
+from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.evaluation.pair_statistics import BINS
 from taufree.experiments.images.augment import Parameters
 from taufree.experiments.images.decoded import from_arrays
@@ -33,7 +36,6 @@ from taufree.experiments.link_names import describe, parse_links
 from taufree.experiments.report.statistics import best_temperature, difference, free_against_best, spreads
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
-from taufree.util.machine import choose_device
 
 # Kim and Kim, arXiv 2501.17683: kNN accuracy, mean and standard deviation of ten runs, in %.
 PAPER = {
@@ -49,18 +51,14 @@ HEAD = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "s
 
 
 def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
-    """Do the runs that the results lack, as long as the time allows."""
+    """Do the runs that are not in the results, as long as the time allows."""
     settings = SimCLRSettings(epochs=chosen.epochs, batch_size=chosen.batch_size, together=not chosen.apart)
     runs = [
         Run("imagenette", link, seed, settings, precision, device, chosen.data)
         for seed in range(chosen.seeds)
         for link in parse_links(chosen.links)
     ]
-    try:
-        with stopping(chosen.seconds):
-            complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=thinned)
-    except KeyboardInterrupt:
-        print("Stopped; the same command goes on.")
+    train_missing(runs, chosen, thinned)
 
 
 def kind(settings: dict) -> tuple[int, str]:
@@ -116,7 +114,7 @@ def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
         for link in spreads(lines)
     }
     best = best_temperature(lines, "knn")
-    at = EVERY * np.arange(1, epochs // EVERY + 1)
+    at = KEPT_EVERY * np.arange(1, epochs // KEPT_EVERY + 1)
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, base in zip(figure.subplots(1, 2), (0, curves[best]), strict=True):
         for link, curve in curves.items():
@@ -136,7 +134,7 @@ def draw_long(lines: list[dict], path: Path) -> None:
     for line in lines:
         look = {"label": describe(line["link"]), "color": colour(line["link"])}
         curve, counts = line["curves"]["knn"], np.array(line["curves"]["negative_histogram"])
-        left.plot(EVERY * np.arange(1, len(curve) + 1), curve, **look)
+        left.plot(KEPT_EVERY * np.arange(1, len(curve) + 1), curve, **look)
         right.stairs(100 * counts / counts.sum(), np.linspace(-1, 1, BINS + 1), lw=1.5, **look)
     left.set(xlabel="epoch", ylabel="kNN accuracy, %", ylim=(70, None))
     right.set(xlabel="cosine of a negative pair, last epoch", ylabel="% of the negatives")
@@ -188,31 +186,22 @@ def speed(chosen: argparse.Namespace, device: str, precision: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds imagenette2-160")
     parser.add_argument("--links", default="free,0.1,0.25,0.5,1")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=SimCLRSettings.epochs)
     parser.add_argument("--batch-size", type=int, default=SimCLRSettings.batch_size)
     parser.add_argument("--apart", action="store_true", help="one view after the other, as LightlySSL")
-    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--device", default="auto")
+    add_training_options(parser, "imagenette")
+    add_result_options(parser, "imagenette")
     parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
-    parser.add_argument(
-        "--runs", type=Path, default=ROOT / "runs" / "imagenette", help="where the runs go on"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS / "imagenette.jsonl")
-    parser.add_argument("--table", action="store_true", help="only print the table")
     parser.add_argument("--speed", action="store_true", help="measure images per second instead")
     parser.add_argument("--speed-results", type=Path, default=RESULTS / "imagenette-speed.json")
     parser.add_argument("--repeats", type=int, default=100, help="measurements of --speed")
     chosen = parser.parse_args()
     if not chosen.table:
-        device = choose_device(chosen.device, chosen.precision or "32-true")
-        precision = chosen.precision or (Imagenette.acceleration.precision if device == "cuda" else "32-true")
+        device, precision = device_and_precision(chosen, Imagenette)
     if chosen.speed:
         speed(chosen, device, precision)
         return

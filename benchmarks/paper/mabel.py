@@ -6,9 +6,9 @@
 
 The paper's BERT-base needs a download of 440 MB; ``--model bert-base-uncased`` takes it, or any other masked
 language model. Without it, ``run`` makes one of a small encoder by `taufree pretrain-mlm` (runs/adapted, its
-weights rounded to float16, so that a copy of it is the same model). What the results lack is done until
-``--seconds`` are over; the same command again goes on. Writes benchmarks/results/mabel.jsonl: lines of kind
-"base" are of the model before MABEL, those of kind "run" are lines of `taufree run`.
+weights rounded to float16, so that a copy of it is the same model). Runs that are not in the results are done
+until ``--seconds`` are over; the same command again goes on. Writes benchmarks/results/mabel.jsonl: lines of
+kind "base" are of the model before MABEL, those of kind "run" are lines of `taufree run`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from scipy import stats
 
-from benchmarks.support.lines import complete, head, read, row, stopping
+from benchmarks.support.lines import read
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import add_training_options, parser_of
 from benchmarks.support.paths import RESULTS, ROOT
+from benchmarks.support.training import complete, device_and_precision, stopping
 from taufree.experiments.language.mabel import TERMS, Mabel, MabelSettings
 from taufree.experiments.language.pretrain import RECORD_FILE, PretrainSettings, pretrain
 from taufree.experiments.language.sentences import SentenceEncoder, Sentences, SentencesSettings
@@ -39,7 +42,7 @@ from taufree.experiments.settings import Settings
 from taufree.experiments.training.run import Run
 from taufree.util.files import atomic_write
 from taufree.util.json_lines import append_json
-from taufree.util.machine import choose_device, hardware, versions
+from taufree.util.machine import hardware, versions
 
 ADAPTED = Path("runs") / "adapted"
 FIGURES = ("lm", "ss", "icat", "crows")
@@ -142,9 +145,8 @@ def marked(line: dict) -> dict:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Do what the results lack."""
-    device = choose_device(chosen.device, chosen.precision or "32-true")
-    precision = chosen.precision or (Mabel.acceleration.precision if device == "cuda" else "32-true")
+    """Do the runs that are not in the results."""
+    device, precision = device_and_precision(chosen, Mabel)
     model = adapt(chosen, device, precision)
     bases = [line for line in read(chosen.results) if line["kind"] == "base" and line["model"] == model]
     if any(line["weights"] != fingerprint(model) for line in bases):
@@ -248,26 +250,21 @@ def table(chosen: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS / "mabel.jsonl")
     commands = parser.add_subparsers(dest="command", required=True)
     copy = commands.add_parser("half", help="a copy of a model's folder in float16")
     copy.add_argument("source", type=Path)
     copy.add_argument("target", type=Path)
-    train = commands.add_parser("run", help="do what the results lack")
+    train = commands.add_parser("run", help="do the runs that are not in the results")
     train.add_argument("--data", type=Path, required=True, help="folder with snli, bias, stsb and text")
     train.add_argument("--encoder", type=Path, help="folder of the encoder to adapt")
     train.add_argument("--model", help="a masked language model to take as it is")
     train.add_argument("--pretrain-epochs", type=int, default=20)
     train.add_argument("--seeds", type=int, default=10)
     train.add_argument("--subset", type=int, default=0, help="pairs and examples at most, for a look")
-    train.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
-    train.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    train.add_argument("--device", default="auto")
+    add_training_options(train, "mabel")
     train.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
-    train.add_argument("--runs", type=Path, default=ROOT / "runs" / "mabel", help="where the runs go on")
     commands.add_parser("table", help="only print the tables")
     chosen = parser.parse_args()
     for name in ("data", "encoder", "results", "runs", "source", "target"):

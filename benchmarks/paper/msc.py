@@ -2,11 +2,11 @@
 
     python -m benchmarks.paper.msc --data FOLDER --weights FILE --jobs 3 --seconds 540 # until all is done
     python -m benchmarks.paper.msc --table # the tables of docs/results/anomalies.md, from the results
-    python -m benchmarks.paper.msc --speed --weights FILE # images per second; noise for want of a folder
+    python -m benchmarks.paper.msc --speed --weights FILE # images per second; noise without a folder
 
 FOLDER holds cifar10.npz, FILE the weights of a ResNet-50 as it was published first; for others name the
 network: --backbone resnet152 --weights imagenet is the paper's own. Each finished run is a line in
-benchmarks/results/msc.jsonl and is not done again; what tells most is done first. The picture
+benchmarks/results/msc.jsonl and is not done again; the most important are done first. The picture
 docs/figures/msc.png is drawn from them. --speed writes benchmarks/results/msc-speed.json.
 """
 
@@ -22,10 +22,13 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.support.lines import complete, head, read, row, stopping
-from benchmarks.support.paths import FIGURES, RESULTS, ROOT
+from benchmarks.support.lines import read
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.paths import FIGURES, RESULTS
 from benchmarks.support.pictures import colour, finish
 from benchmarks.support.timing import epoch_seconds, part_seconds, seconds, write
+from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.images.cifar10 import CLASSES
 from taufree.experiments.images.decoded import from_arrays
 from taufree.experiments.images.msc import MSC, MSCSettings
@@ -33,7 +36,6 @@ from taufree.experiments.link_names import describe, in_order
 from taufree.experiments.report.statistics import difference, interval_of_mean, spreads
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
-from taufree.util.machine import choose_device
 
 FIGURE = FIGURES / "msc.png"
 LINKS = ("free", "0.25", "0.1", "0.5", "1")
@@ -51,7 +53,7 @@ PAPER_FREE = dict(
 
 
 def plan() -> list[tuple[str, str, int]]:
-    """Class, link and seed of all runs, the most telling first, the links of a class one after the other."""
+    """Class, link and seed of all runs, the most important first, the links of a class together."""
     runs = [(name, link, 0) for name in CLASSES for link in MAIN]
     runs += [(name, link, 0) for name in FEW for link in LINKS[2:]]
     for links in (MAIN, LINKS[2:]):
@@ -75,11 +77,7 @@ def train(chosen: argparse.Namespace, settings: MSCSettings, device: str, precis
         Run("msc", link, seed, replace(settings, normal=name), precision, device, chosen.data)
         for name, link, seed in plan()
     ]
-    try:
-        with stopping(chosen.seconds):
-            complete(runs, chosen.results, chosen.runs, jobs=chosen.jobs, small=recorded)
-    except KeyboardInterrupt:
-        print("Stopped; the same command goes on.")
+    train_missing(runs, chosen, recorded)
 
 
 def kind(settings: dict) -> str:
@@ -206,9 +204,7 @@ def speed(chosen: argparse.Namespace, settings: MSCSettings, device: str, precis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds cifar10.npz")
     parser.add_argument("--weights", default="imagenet", help="a file, or imagenet")
     parser.add_argument("--backbone", default="resnet50-v1")
@@ -216,20 +212,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=MSCSettings.batch_size)
     parser.add_argument("--crop", type=int, default=MSCSettings.crop)
     parser.add_argument("--subset", type=int, default=0, help="so many images at most, to try the script")
-    parser.add_argument("--device", default="auto")
+    add_training_options(parser, "msc")
+    add_result_options(parser, "msc")
     parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
-    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "msc", help="where the runs go on")
-    parser.add_argument("--results", type=Path, default=RESULTS / "msc.jsonl")
-    parser.add_argument("--table", action="store_true", help="only print the tables")
     parser.add_argument("--speed", action="store_true", help="measure images per second instead")
     parser.add_argument("--speed-results", type=Path, default=RESULTS / "msc-speed.json")
     parser.add_argument("--repeats", type=int, default=60, help="measurements of --speed")
     chosen = parser.parse_args()
     if not chosen.table:
-        device = choose_device(chosen.device, chosen.precision or "32-true")
-        precision = chosen.precision or (MSC.acceleration.precision if device == "cuda" else "32-true")
+        device, precision = device_and_precision(chosen, MSC)
         settings = MSCSettings(
             epochs=chosen.epochs,
             batch_size=chosen.batch_size,

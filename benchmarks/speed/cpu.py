@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 
 import taufree
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
 
 TAU = 0.1
@@ -93,8 +95,6 @@ def measure(name: str, n: int, d: int) -> dict[str, float]:
 
 def table(rows: list[dict]) -> None:
     """Markdown: one row for each size, milliseconds and MiB of five methods."""
-    from benchmarks.support.lines import head, row  # not in the processes that measure: it brings a lot
-
     found = {(one["d"], one["n"], one["method"]): one for one in rows}
     names = (
         "dense, tau",
@@ -116,9 +116,7 @@ def cell(row: dict | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2**k for k in range(8, 16)])
     parser.add_argument("--dims", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--table", action="store_true", help="only print the table")

@@ -12,7 +12,6 @@ stay there as they were, each with the run it comes from.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import functools
 import json
@@ -28,6 +27,7 @@ import taufree
 from benchmarks.speed.compile_ahead import compile_ahead, wanted
 from benchmarks.speed.fused_tables import tables
 from benchmarks.studies.train_fused import Task
+from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
 from taufree.backends.fused import tile_passes as launch
 from taufree.bench import measure
@@ -234,9 +234,7 @@ def tune(sizes: list[tuple[int, int]]) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", metavar="PART", choices=(*PARTS, "tune"), default=PARTS)
     parser.add_argument("--sizes", nargs="+", metavar="NxD", default=SIZES, help="of steps and tune")
     parser.add_argument("--peers-up-to", type=int, default=65536, metavar="N", help="largest N of the peers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.support.lines import head, row
+from benchmarks.support.markdown import head, row
 from taufree.bench.compare import table_row
 
 STEPS = {

@@ -11,7 +11,6 @@ past its end is seen. Gradients are also compared with the dense reference; exit
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 import taufree
+from benchmarks.support.options import parser_of
 from taufree.bench.measure import relative
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or deterministic products are refused
@@ -84,9 +84,7 @@ def check(contrast: str, link_name: str, dtype: torch.dtype, deterministic: bool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--part", default="0/1", metavar="I/K", help="only every Kth case, from the Ith on")
     first, every = map(int, parser.parse_args().part.split("/"))
     if not torch.cuda.is_available():

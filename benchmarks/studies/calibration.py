@@ -27,9 +27,11 @@ from statistics import mean
 
 from benchmarks.studies.calibration_cost import cost
 from benchmarks.studies.calibration_figures import overview, sizes
-from benchmarks.support.lines import EVERY, complete, head, read, row, say_failed, stopping, thinned
-from benchmarks.support.paths import FIGURES, RESULTS, ROOT
-from taufree.experiments.acceleration import acceleration_of
+from benchmarks.support.lines import KEPT_EVERY, read, thinned
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.paths import FIGURES, RESULTS
+from benchmarks.support.training import complete, device_and_precision, say_failed, stopping
 from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.graphs.citeseer import CiteSeerSettings
 from taufree.experiments.images.simclr import SimCLRSettings
@@ -69,7 +71,9 @@ class Task:
 
 
 def imagenette(links: tuple[str, ...] = FEW, seeds: int = 1, **changes: int) -> Task:
-    return Task("imagenette", SimCLRSettings(epochs=100, knn_every=EVERY, **changes), "knn", links, seeds)
+    return Task(
+        "imagenette", SimCLRSettings(epochs=100, knn_every=KEPT_EVERY, **changes), "knn", links, seeds
+    )
 
 
 LONG = DigitsSettings(epochs=600)  # ten times as many
@@ -112,21 +116,20 @@ SIZES = {
 }
 
 
-def telling(settings: dict) -> dict:
-    """The settings that tell runs apart: how often a run is judged on its way changes nothing else of it."""
+def distinguishing(settings: dict) -> dict:
+    """The settings that distinguish runs: how often one is evaluated while it trains changes nothing else."""
     return {name: value for name, value in settings.items() if name != "knn_every"}
 
 
 def small(line: dict) -> dict:
     """What is kept of a line."""
-    whole = ("knn",) if line["settings"].get("knn_every") == EVERY else ()
-    return {**thinned(line, whole), "settings": telling(line["settings"])}
+    whole = ("knn",) if line["settings"].get("knn_every") == KEPT_EVERY else ()
+    return {**thinned(line, whole), "settings": distinguishing(line["settings"])}
 
 
 def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
     task = TASKS[name]
-    device = choose_device(chosen.device, "32-true")
-    precision = acceleration_of(find_recipe(task.recipe)).precision if device == "cuda" else "32-true"
+    device, precision = device_and_precision(chosen, find_recipe(task.recipe))
     return [
         Run(task.recipe, link, seed, task.settings, precision, device, chosen.data)
         for seed in range(min(task.seeds, chosen.seeds or task.seeds))
@@ -148,12 +151,12 @@ def is_untrained(line: dict, task: Task) -> bool:
 
 
 def start_of(run: Run) -> dict:
-    settings = telling(run.recorded_settings)
+    settings = distinguishing(run.recorded_settings)
     return {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": settings}
 
 
 def train(name: str, chosen: argparse.Namespace) -> None:
-    """Do what the task still lacks."""
+    """Do the runs of the task that are not in the results."""
     task, runs, there = TASKS[name], runs_of(name, chosen), read(chosen.results)
     begun = {(line["recipe"], line["seed"]) for line in there if is_untrained(line, task)}
     for run in {run.seed: run for run in runs if (run.recipe, run.seed) not in begun}.values():
@@ -233,7 +236,7 @@ def against_calibrated(name: str, every: list[dict]) -> None:
 
 def belongs(line: dict, task: Task) -> bool:
     """Whether a line is of the task, for which it need not have been trained: tasks share runs."""
-    settings = {**telling(asdict(task.settings)), "precision": line["settings"]["precision"]}
+    settings = {**distinguishing(asdict(task.settings)), "precision": line["settings"]["precision"]}
     same = line_key(line) == run_key(task.recipe, line["link"], line["seed"], settings)
     return same and line["link"] in task.links and line["seed"] < task.seeds
 
@@ -299,21 +302,15 @@ def by_size(every: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds planetoid and imagenette2-160")
     parser.add_argument(
         "--tasks", default="digits,citeseer,imagenette", help="tasks that begin so; no space after a comma"
     )
     parser.add_argument("--seeds", type=int, help="fewer seeds than the task's")
     parser.add_argument("--links", help="only these of the tasks' links, with commas")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--seconds", type=int, default=0, help="stop after so long; 0 is never")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "calibration")
-    parser.add_argument("--results", type=Path, default=RESULTS / "calibration.jsonl")
-    parser.add_argument("--table", action="store_true", help="only print the tables")
+    add_training_options(parser, "calibration")
+    add_result_options(parser, "calibration")
     parser.add_argument("--cost", action="store_true", help="only time the loss")
     parser.add_argument("--cost-results", type=Path, default=RESULTS / "calibration-cost.jsonl")
     chosen = parser.parse_args()

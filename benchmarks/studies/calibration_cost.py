@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.utils.benchmark import Timer
 
-from benchmarks.support.lines import head, row
+from benchmarks.support.markdown import head, row
 from taufree import CalibratedLogOdds, InfoNCE, LogOdds
 from taufree.util.json_lines import append_json
 from taufree.util.machine import hardware, versions

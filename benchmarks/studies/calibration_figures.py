@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.support.lines import EVERY
+from benchmarks.support.lines import KEPT_EVERY
 from benchmarks.support.pictures import colour, finish
 from taufree.experiments.link_names import describe
 from taufree.experiments.report.statistics import best_temperature, difference, spreads
@@ -27,7 +27,7 @@ def overview(tasks: dict[str, tuple[str, Sequence[Line]]], path: Path) -> None:
         left.set(title=title, xlabel="points above the best temperature, 95 % interval")
         for link in spreads(lines):
             curves = [line["curves"]["effective_dimension"] for line in lines if line["link"] == link]
-            at = EVERY * np.arange(1, len(curves[0]) + 1)
+            at = KEPT_EVERY * np.arange(1, len(curves[0]) + 1)
             wide = 2.5 if link in ("free", "calibrated") else 1.2
             right.plot(at, np.mean(curves, axis=0), color=colour(link), lw=wide)
         right.set(title=task, xlabel="epoch", ylabel="effective dimension", yscale="log")

@@ -8,7 +8,6 @@ Writes benchmarks/results/digits.jsonl (the raw lines) and docs/figures/digits.p
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.support.lines import head, read, row
+from benchmarks.support.lines import read
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import parser_of
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
 from benchmarks.support.pictures import FREE, finish
 from taufree.experiments.report.page import table_rows
@@ -60,9 +61,7 @@ def train() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--table", action="store_true", help="only print the table")
     if not parser.parse_args().table:
         train()

@@ -10,7 +10,6 @@ least a point better than those of the same network before training. Writes one 
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import multiprocessing
 import time
@@ -26,7 +25,9 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.support.lines import head, read, row
+from benchmarks.support.lines import read
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
 from taufree import Link, LogOdds, nt_xent
 from taufree.experiments.digits import Digits, DigitsSettings
@@ -257,9 +258,7 @@ def interval(gaps: pd.Series) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds planetoid/CiteSeer/raw")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")

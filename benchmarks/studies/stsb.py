@@ -29,7 +29,9 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from benchmarks.support.lines import head, read, row
+from benchmarks.support.lines import read
+from benchmarks.support.markdown import head, row
+from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
 from taufree.experiments.language.sentences import read_stsb
 from taufree.experiments.link_names import describe, make_link, parse_links, temperature_of
@@ -127,9 +129,7 @@ def table(lines: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder that holds stsb/{train,dev,test}.csv")
     parser.add_argument("--model", type=Path, help="folder of another model")
     parser.add_argument(

@@ -10,7 +10,6 @@ per run to benchmarks/results/train-fused.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import taufree
+from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
 from taufree.bench.measure import about
 from taufree.util.json_lines import append_json
@@ -77,9 +77,7 @@ class Task:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, default=OUT)
