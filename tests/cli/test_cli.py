@@ -66,7 +66,7 @@ def test_help_teaches():
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["run", "--precision", ""], "precision must be one of "),
-        (["diagnose", "absent.npy"], "absent.npy does not exist"),
+        (["diagnose", "absent.npy"], "No such file: absent.npy, which must hold embeddings or labels."),
         (["bench", "--n", "64,x"], "n must be integers of at least 2 with commas between them, got '64,x'."),
         (["bench", "--d", "0"], "d must be integers of at least 1 with commas between them, got '0'."),
         (["bench", "--loss", "clip"], "loss must be one of symmetric, nt-xent, got 'clip'."),

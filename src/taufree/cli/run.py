@@ -70,8 +70,8 @@ def run(
     Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each
     finished run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again,
     goes on where it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
-    Started by torchrun, all ranks train each run together, to the result of one process; recipes that
-    cannot say so.
+    Under torchrun all ranks train each run together, with the result of one process; a recipe that cannot do
+    so is refused.
 
     \b
     Examples:

@@ -90,7 +90,7 @@ def _contents(path: Path) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]
     if kind not in _READERS:
         raise ValueError(f"{path} is of no known kind: needed is one of {', '.join(_READERS)}")
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: needed is a file of embeddings or labels")
+        raise FileNotFoundError(f"No such file: {path}, which must hold embeddings or labels")
     try:
         arrays = _READERS[kind](path)
     except _UNREADABLE as error:

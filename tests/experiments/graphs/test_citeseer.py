@@ -138,7 +138,7 @@ def test_without_pyg_it_says_what_to_install():
 
 def test_a_missing_folder_and_a_batch_size_are_one_sentence(tmp_path):
     folder = re.escape(str(tmp_path / "planetoid" / "CiteSeer" / "raw"))
-    with pytest.raises(BadInputError, match=rf"^{folder} must hold [^\n]*\.$"):
+    with pytest.raises(BadInputError, match=rf"^No such folder: {folder}, which must hold [^\n]*\.$"):
         train(Run("citeseer", "free", 0, CiteSeerSettings(), data=tmp_path), tmp_path)
     found = invoke("--batch-size", "64", "--out", str(tmp_path / "out"))
     assert found.stderr == (

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
-from taufree.experiments.graphs.linear_probe import Split, draw_splits, probe_predictions, scores
+from taufree.experiments.graphs.linear_probe import Split, draw_splits, f1_scores, probe_predictions
 
 
 def data(rows=60):
@@ -70,11 +70,11 @@ def test_the_epoch_is_chosen_by_validation_alone_and_the_first_of_equals_is_take
         ]
     )
     truth, chosen = labels[split.test], predictions[1, split.test]
-    micro, macro = scores(predictions, labels, split)
+    micro, macro = f1_scores(predictions, labels, split)
     assert micro == pytest.approx(75.0)
     # F1 of class 0: 2 * 1 * 0.5 / 1.5; of class 1: 2 * (2/3) * 1 / (5/3).
     assert macro == pytest.approx(100 * (2 / 3 + 0.8) / 2)
     assert macro == pytest.approx(100 * f1_score(truth, chosen, average="macro"))
     lied = labels.clone()
     lied[2:] = 1 - lied[2:]
-    assert scores(predictions, lied, split)[0] == pytest.approx(25.0)
+    assert f1_scores(predictions, lied, split)[0] == pytest.approx(25.0)

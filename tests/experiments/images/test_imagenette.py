@@ -89,6 +89,9 @@ def test_a_sweep_of_a_folder_with_a_damaged_image_from_the_shell(tmp_path):
 
 def test_bad_folders_are_one_sentence(folder, tmp_path):
     recipe = Imagenette(SimCLRSettings(batch_size=4))
+    with pytest.raises(ValueError, match=r"^No such folder: .*, which must hold train and val, or tar files"):
+        recipe.load(tmp_path)
+    (tmp_path / "imagenette2-160").mkdir()
     with pytest.raises(ValueError, match=r"must hold train and val .* or tar files of them\."):
         recipe.load(tmp_path)
     (folder / "imagenette2-160" / "train" / "n03888257").mkdir()

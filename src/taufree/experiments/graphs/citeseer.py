@@ -20,7 +20,7 @@ from taufree import Link, nt_xent
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.grace import Grace, draw_views, load_citeseer
-from taufree.experiments.graphs.linear_probe import draw_splits, probe_predictions, scores
+from taufree.experiments.graphs.linear_probe import draw_splits, f1_scores, probe_predictions
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds, Settings
 
@@ -94,7 +94,7 @@ class CiteSeer(Accelerated):
         features = model(*whole)[0]
         train, splits = draw_splits(nodes)
         predictions = probe_predictions(features, self.graph.labels, train, epochs=self.settings.probe_epochs)
-        found = {name: scores(predictions, self.graph.labels, split) for name, split in splits.items()}
+        found = {name: f1_scores(predictions, self.graph.labels, split) for name, split in splits.items()}
         return {
             "micro": found["true"][0],
             "macro": found["true"][1],

@@ -66,6 +66,8 @@ def load_citeseer(data: Path | None) -> Graph:
 
 def _read(raw: Path) -> Graph:
     names = ", ".join(FILES)
+    if not raw.is_dir():
+        raise ValueError(f"No such folder: {raw}, which must hold the Planetoid files {names}.")
     if missing := [name for name in FILES if not (raw / name).is_file()]:
         raise ValueError(f"{raw} must hold the Planetoid files {names}; missing: {', '.join(missing)}.")
     try:

@@ -72,13 +72,13 @@ def probe_predictions(
     return torch.stack([step().clone() for _ in range(epochs // every)]).cpu()
 
 
-def scores(predictions: Tensor, labels: Tensor, split: Split) -> tuple[float, float]:
+def f1_scores(predictions: Tensor, labels: Tensor, split: Split) -> tuple[float, float]:
     """Micro and macro F1 on the test rows, in percent, of the first predictions that do best in validation.
 
     With one class to a row the micro F1 is the share of right answers.
 
     >>> labels, split = torch.tensor([0, 1, 0, 1]), Split(torch.tensor([0, 1]), torch.tensor([2, 3]))
-    >>> scores(torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1]]), labels, split)  # the first would do better in test
+    >>> f1_scores(torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1]]), labels, split)  # the first does better in test
     (50.0, 33.3...)
     """
     right = (predictions[:, split.validation] == labels[split.validation]).sum(1)
