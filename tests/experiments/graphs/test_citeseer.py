@@ -19,12 +19,7 @@ from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
 from tests.support.breaking_off import assert_goes_on
 from tests.support.command import shell
-from tests.support.paths import DATA
-
-needs_data = pytest.mark.skipif(
-    not (DATA / "planetoid" / "CiteSeer" / "raw").is_dir(),
-    reason=f"the CiteSeer files are not in {DATA}, which TAUFREE_DATA can change",
-)
+from tests.support.paths import DATA, needs_data
 
 
 class Small(CiteSeer):
@@ -147,7 +142,7 @@ def test_a_missing_folder_and_a_batch_size_are_one_sentence(tmp_path):
     )
 
 
-@needs_data
+@needs_data("planetoid/CiteSeer/raw")
 def test_the_real_graph_is_what_the_paper_used():
     recipe = CiteSeer(CiteSeerSettings())
     recipe.load(DATA)
@@ -160,7 +155,7 @@ def test_the_real_graph_is_what_the_paper_used():
     assert torch.allclose(sums[sums > 0], torch.ones(()))
 
 
-@needs_data
+@needs_data("planetoid/CiteSeer/raw")
 def test_the_quick_preset_on_the_real_graph(tmp_path):
     arguments = ["--preset", "quick", "--epochs", "1", "--links", "free,0.5", "--device", "cpu"]
     found = invoke(*arguments, "--data", str(DATA), "--out", str(tmp_path))

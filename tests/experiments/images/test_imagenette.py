@@ -15,13 +15,8 @@ from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
 from tests.support.command import shell
-from tests.support.paths import DATA, ROOT
+from tests.support.paths import DATA, ROOT, needs_data
 from tests.support.photographs import write_folder
-
-needs_data = pytest.mark.skipif(
-    not (DATA / "imagenette2-160").is_dir(),
-    reason=f"Imagenette is not in {DATA}, which TAUFREE_DATA can change",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +101,7 @@ def test_without_torchvision_it_says_what_to_install():
     assert found.stderr.strip().endswith('pip install "taufree[images]"')
 
 
-@needs_data
+@needs_data("imagenette2-160")
 def test_the_real_images_are_all_there():
     found = find_imagenette(DATA / "imagenette2-160")
     assert found.classes == tuple(NAMES.values())
@@ -114,7 +109,7 @@ def test_the_real_images_are_all_there():
 
 
 @pytest.mark.slow
-@needs_data
+@needs_data("imagenette2-160")
 def test_the_quick_preset_on_real_images(tmp_path):
     arguments = ["imagenette", "--preset", "quick", "--links", "free", "--epochs", "1", "--device", "cpu"]
     found = invoke(*arguments, "--data", str(DATA), "--out", str(tmp_path / "out"))

@@ -20,7 +20,7 @@ from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
 from tests.support.cifar import write_cifar
-from tests.support.paths import DATA, ROOT
+from tests.support.paths import DATA, ROOT, needs_data
 from tests.support.photographs import write_folder
 
 WEIGHTS = DATA / "weights" / "resnet50_v1_imagenet.safetensors"
@@ -262,10 +262,7 @@ def test_settings_that_do_not_exist_are_refused(given, sentence):
         MSCSettings(**given)
 
 
-@pytest.mark.skipif(
-    not WEIGHTS.is_file() or not (DATA / "imagenette2-160").is_dir(),
-    reason=f"weights/{WEIGHTS.name} and imagenette2-160 are not in {DATA}, which TAUFREE_DATA can change",
-)
+@needs_data("imagenette2-160", f"weights/{WEIGHTS.name}")
 def test_a_trained_network_tells_a_fish_from_a_church(tmp_path):
     listing = find_imagenette(DATA / "imagenette2-160")
     wanted = {"tench": (listing.train, 12, 6), "church": (listing.val, 0, 6)}

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from taufree.experiments.language.crows import SIDES, crows_pairs, crows_share, differing, read_crows
-from tests.support.paths import DATA
+from tests.support.paths import DATA, needs_data
 
 PAIRS = [
     ("The nurse was kind to her dog.", "The nurse was kind to his dog."),
@@ -64,7 +64,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         read_crows(tmp_path / "pairs.csv")
 
 
-@pytest.mark.skipif(not (DATA / "bias").is_dir(), reason=f"CrowS-Pairs is not in {DATA}")
+@needs_data("bias")
 def test_the_real_file_has_its_known_sizes():
     found = read_crows(DATA / "bias" / "crows_pairs_anonymized.csv")
     assert len(found) == 1508

@@ -16,7 +16,7 @@ from taufree.experiments.language.gender_swap import (
     swapped,
 )
 from taufree.experiments.language.nli_pairs import read_entailments, swap_pairs
-from tests.support.paths import DATA
+from tests.support.paths import DATA, needs_data
 
 WORD = st.sampled_from([*sorted(WORDS), *OTHERWISE, "dog", "with", "the", ".", ",", "red", "'s", "and"])
 CASED = st.builds(
@@ -71,7 +71,7 @@ def test_swapping_twice_gives_the_sentence_back_or_it_is_refused(sentence):
         assert is_gendered(other) == is_gendered(sentence)
 
 
-@pytest.mark.skipif(not (DATA / "snli").is_dir(), reason=f"SNLI is not in {DATA}")
+@needs_data("snli")
 def test_every_pair_of_snli_can_be_swapped_back_but_a_few():
     pairs = swap_pairs(read_entailments(DATA))
     assert len(pairs.quadruples) > 4000

@@ -13,12 +13,7 @@ from taufree.experiments.language.mabel import Mabel, MabelSettings, alignment
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
 from tests.support.breaking_off import assert_goes_on
-from tests.support.paths import DATA
-
-needs_data = pytest.mark.skipif(
-    not ((DATA / "snli").is_dir() and (DATA / "bias").is_dir()),
-    reason=f"snli and bias are not in {DATA}, which TAUFREE_DATA can change",
-)
+from tests.support.paths import DATA, needs_data
 
 
 @pytest.fixture
@@ -146,7 +141,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(data, folder, headless)
         begun(None, folder)
 
 
-@needs_data
+@needs_data("snli", "bias")
 def test_the_quick_preset_on_real_sentences(folder, tmp_path):
     arguments = [
         "mabel",
@@ -173,7 +168,7 @@ def test_the_quick_preset_on_real_sentences(folder, tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
-@needs_data
+@needs_data("snli", "bias")
 def test_the_command_bias_writes_an_answer_for_every_example(folder, tmp_path):
     (tmp_path / "bias").mkdir()
     for name, kept in (("stereoset.jsonl", slice(300)), ("crows_pairs_anonymized.csv", slice(100))):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from taufree.experiments.language.nli_pairs import read_entailments, read_pairs, swap_pairs
-from tests.support.paths import DATA, ROOT
+from tests.support.paths import DATA, ROOT, needs_data
 
 
 def write_columns(folder, premises, hypotheses, labels):
@@ -54,7 +54,7 @@ def test_what_is_wrong_with_the_files_is_said_in_a_sentence(tmp_path, break_it, 
         read_entailments(tmp_path)
 
 
-@pytest.mark.skipif(not (DATA / "snli").is_dir(), reason=f"SNLI is not in {DATA}")
+@needs_data("snli")
 def test_the_counts_in_the_docs_are_those_of_the_data():
     page = (ROOT / "docs" / "results" / "language.md").read_text(encoding="utf-8")
     page = " ".join(page.split())  # wherever its lines end

@@ -13,7 +13,7 @@ from taufree.experiments.language.stereoset import (
     stereoset,
     stereoset_summary,
 )
-from tests.support.paths import DATA
+from tests.support.paths import DATA, needs_data
 
 ROWS = [
     (
@@ -132,7 +132,7 @@ def test_files_and_models_that_do_not_fit_are_refused(tokenizer, model, tmp_path
         stereoset(model, tokenizer, [row])
 
 
-@pytest.mark.skipif(not (DATA / "bias").is_dir(), reason=f"StereoSet is not in {DATA}")
+@needs_data("bias")
 def test_the_real_file_has_its_known_sizes():
     rows = read_stereoset(find_stereoset(DATA))
     assert len(rows) == 2106

@@ -19,13 +19,8 @@ from taufree.experiments.training.run import Run
 from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.trainer import train
 from tests.support.breaking_off import assert_goes_on
-from tests.support.paths import DATA
+from tests.support.paths import DATA, needs_data
 from tests.support.shop import begun
-
-needs_data = pytest.mark.skipif(
-    not (DATA / "dcrec" / "beauty").is_dir(),
-    reason=f"dcrec/beauty is not in {DATA}, which TAUFREE_DATA can change",
-)
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
@@ -207,7 +202,7 @@ def test_users_with_nothing_to_train_on_are_refused(tmp_path):
         begun(tmp_path)
 
 
-@needs_data
+@needs_data("dcrec/beauty")
 def test_the_quick_preset_on_beauty(tmp_path):
     arguments = [
         "--preset",
