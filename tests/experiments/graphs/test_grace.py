@@ -1,6 +1,8 @@
 """Graphs: views, the network against PyG's own convolution and by hand, and files that are not as needed."""
 
 import math
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,3 +115,25 @@ def test_missing_files_are_named(tmp_path):
     (raw / FILES[0]).touch()
     with pytest.raises(ValueError, match=r"a file in .* is damaged \(EOFError\); get ind\.citeseer\.x, "):
         load_citeseer(tmp_path)
+
+
+class Harmful:
+    """A pickle of it creates the file ``made`` when it is read."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __reduce__(self):
+        return (Path.touch, (self.made,))
+
+
+def test_a_pickle_that_calls_functions_is_refused_before_it_can(tmp_path):
+    raw, made = tmp_path / PLACE, tmp_path / "made"
+    raw.mkdir(parents=True)
+    for name in FILES:
+        (raw / name).write_bytes(pickle.dumps(Harmful(made)))
+    with pytest.raises(ValueError, match=r"x must hold arrays alone, got a pickle that calls "):
+        load_citeseer(tmp_path)
+    assert not made.exists()
+    pickle.loads((raw / FILES[0]).read_bytes())  # which would have
+    assert made.exists()

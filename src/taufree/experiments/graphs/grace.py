@@ -8,9 +8,11 @@ GPU can replay one recorded step.
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,19 @@ FILES = tuple(
     f"ind.citeseer.{part}" for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 )
 PLACE = Path("planetoid") / "CiteSeer" / "raw"
+# All that Planetoid's pickles name, and the same in pickles of newer versions: arrays, sparse matrices and a
+# dictionary of lists.
+PICKLED_NAMES = {
+    ("__builtin__", "list"),
+    ("builtins", "list"),
+    ("collections", "defaultdict"),
+    ("numpy", "dtype"),
+    ("numpy", "ndarray"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("scipy.sparse.csr", "csr_matrix"),
+    ("scipy.sparse._csr", "csr_matrix"),
+}
 
 
 @dataclass(frozen=True)
@@ -71,12 +86,32 @@ def _read(raw: Path) -> Graph:
     if missing := [name for name in FILES if not (raw / name).is_file()]:
         raise ValueError(f"{raw} must hold the Planetoid files {names}; missing: {', '.join(missing)}.")
     try:
+        for name in FILES[:-1]:  # the last one is text
+            with (raw / name).open("rb") as file:
+                _DataUnpickler(file, encoding="latin1").load()
         found: Data = NormalizeFeatures()(read_planetoid_data(str(raw), "citeseer"))
+    except _ForeignPickleError as error:
+        raise ValueError(
+            f"{raw / name} must hold arrays alone, got a pickle that calls {error}; get it from Planetoid."
+        ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(
             f"a file in {raw} is damaged ({type(error).__name__}); get {names} again from Planetoid."
         ) from error
     return Graph(found.x, found.edge_index, found.y)
+
+
+class _ForeignPickleError(Exception):
+    """A pickle names something that no file of Planetoid does."""
+
+
+class _DataUnpickler(pickle.Unpickler):
+    """Reads what Planetoid's files hold and nothing else: a pickle may call any function that it names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in PICKLED_NAMES:
+            raise _ForeignPickleError(f"{module}.{name}")
+        return super().find_class(module, name)
 
 
 def draw_views(
