@@ -32,7 +32,7 @@ PAPER = {
     "1": ("67.05 ± 3.02", "60.03 ± 2.47"),
     "free": ("67.95 ± 2.10", "60.56 ± 2.09"),
 }
-HEAD = (
+COLUMNS = (
     "link", "micro, PyGCL's split", "paper", "macro, PyGCL's split", "paper", "micro, 10/10/80",
     "macro, 10/10/80", "seeds", "seconds a run",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
 
 def table(lines: list[dict], *, paper: bool) -> None:
     """Markdown: one row for each link, then free minus the best temperature, and by micro-F1 the others."""
-    head(*HEAD)
+    head(*COLUMNS)
     for link, found in spreads(lines).items():
         published = PAPER.get(link, ("", "")) if paper else ("", "")
         seconds = mean(line["seconds"] for line in lines if line["link"] == link)

@@ -32,9 +32,10 @@ from taufree.util.machine import choose_device
 
 LINKS = ("free", "0.8", "0.1", "0.5", "1")
 """The paper's two first."""
-FIRST = 3
+FIRST_SEEDS = 3
 """Seeds that are done with everything before the others begin."""
-BATCH = 2048  # as the public code for Beauty; for Reddit it has 128, which would take sixteen times the steps
+BATCH_SIZE = 2048
+"""The public code's for Beauty; for Reddit it has 128, which would take sixteen times the steps."""
 FIGURE = FIGURES / "dcrec.png"
 
 
@@ -46,7 +47,7 @@ def planned(chosen: argparse.Namespace, device: str) -> list[Run]:
     links = [(link, {}) for link in LINKS]
     main, others = [*links[:2], ("free", {"contrast": 0.0})], links[2:]
     with_twins = [(link, {"ids": False}) for link in LINKS[:2]]
-    few, more = range(chosen.seeds)[:FIRST], range(chosen.seeds)[FIRST:]
+    few, more = range(chosen.seeds)[:FIRST_SEEDS], range(chosen.seeds)[FIRST_SEEDS:]
     stages = ((few, [*main, *others]), (few, with_twins), (more, main), (more, others))
     order = [
         (seed, dataset, link, other)
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--protocol", default="validation", help="validation, or public")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=DCRecSettings.epochs, help="at most")
-    parser.add_argument("--batch-size", type=int, default=BATCH)
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     add_training_options(parser, "dcrec")
     add_result_options(parser, "dcrec")
     parser.add_argument("--figure", type=Path, default=FIGURE, help="where the picture goes")
@@ -99,7 +100,7 @@ def main() -> None:
         return
     if not chosen.table:
         train(chosen)
-    parts = apart(read(chosen.results), BATCH)
+    parts = apart(read(chosen.results), BATCH_SIZE)
     for title, lines in parts.items():
         print(f"\n### {title}\n")
         table(lines)

@@ -47,7 +47,7 @@ PAPER = {
 }
 # LightlySSL's benchmark of Imagenette: the best epoch's kNN accuracy of one run, by epochs.
 LIGHTLY = {("0.5", 200): "83.5", ("0.5", 800): "88.9"}
-HEAD = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "seeds", "minutes a run")
+COLUMNS = ("link", "epochs", "knn", "best_knn", "linear", "paper", "LightlySSL", "seeds", "minutes a run")
 
 
 def train(chosen: argparse.Namespace, device: str, precision: str) -> None:
@@ -70,7 +70,7 @@ def kind(settings: dict) -> tuple[int, str]:
 
 def table(lines: list[dict]) -> None:
     """Markdown: a row for each link and number of epochs, then free minus the best temperature."""
-    head(*HEAD)
+    head(*COLUMNS)
     parts: dict[tuple[int, str], list[dict]] = {}
     for line in lines:
         parts.setdefault(kind(line["settings"]), []).append(line)

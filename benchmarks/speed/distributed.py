@@ -24,13 +24,13 @@ import taufree
 from benchmarks.support.paths import RESULTS
 from taufree import distributed
 
-LINES = RESULTS / "fused-h200.json"
+RESULTS_FILE = RESULTS / "fused-h200.json"
 GIB, MIB = 2**30, 2**20
 
 
 def measured_rate() -> float:
     """Operations a second of the fused symmetric step, of the 8 N^2 D that it needs."""
-    steps = json.loads(LINES.read_text())["steps"]
+    steps = json.loads(RESULTS_FILE.read_text())["steps"]
     step = next(s for s in steps if (s["method"], s["n"], s["d"]) == ("taufree triton, free", 65536, 512))
     return float(8 * step["n"] ** 2 * step["d"] / (step["ms"] / 1e3))
 

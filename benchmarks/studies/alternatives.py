@@ -41,7 +41,7 @@ class Centred(CalibratedLogOdds):
     r"""The gain of CalibratedLogOdds with :math:`\nu = 1 / (\overline{c^2} - \bar c^2)`.
 
     A part of the cosine that all pairs share moves all logits much alike, which a softmax does not see; how
-    far the cosines spread about it tells the negatives apart.
+    far the cosines spread about it distinguishes the negatives.
     """
 
     def prepare(self, measure: Measure) -> LogOdds:
@@ -59,8 +59,8 @@ class Centred(CalibratedLogOdds):
 class Median(Centred):
     r"""The gain of CalibratedLogOdds with the nu whose random directions have the batch's median of |c|.
 
-    That median m solves :math:`I(m^2; 1/2, (\nu-1)/2) = 1/2`. It does not feel how large the larger half is:
-    the few negatives far out, of the anchor's own class perhaps, do not count by their squares.
+    That median m solves :math:`I(m^2; 1/2, (\nu-1)/2) = 1/2`. It does not depend on how large the larger half
+    is: the few negatives far out, of the anchor's own class perhaps, do not count by their squares.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class NullLogOdds(Link):
 
 
 class Coarse(LogOdds):
-    """The free link with a hundredfold resolution, which pulls less on positives that are close already."""
+    """The free link with a hundredfold resolution, whose gradient is smaller for close positives."""
 
     def __init__(self) -> None:
         super().__init__(resolution=1e-2)

@@ -46,13 +46,13 @@ from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device
 
 LINKS = ("0.05", "0.1", "0.25", "0.5", "1", "learnable", "free", "gain=2", "calibrated")
-FEW = ("0.1", "0.25", "0.5", "free", "calibrated")
-TRIED = (
-    *FEW, "alternatives:Centred", "alternatives:Median", "alternatives:WithCount", "alternatives:Full"
+FEW_LINKS = ("0.1", "0.25", "0.5", "free", "calibrated")
+ALTERNATIVE_LINKS = (
+    *FEW_LINKS, "alternatives:Centred", "alternatives:Median", "alternatives:WithCount", "alternatives:Full"
 )  # fmt: skip
 UNTRAINED = "untrained"
 NOT_FINITE = re.compile(r".+ became (nan|-?inf) .+")
-HEAD = (
+COLUMNS = (
     "link", "mean ± std", "minus the best tau (95 % interval)",
     "effective dimension, epoch 20 / middle / end", "tau at c = 0, end", "collapsed", "seeds",
     "seconds a run",
@@ -70,7 +70,7 @@ class Task:
     seeds: int = 20
 
 
-def imagenette(links: tuple[str, ...] = FEW, seeds: int = 1, **changes: int) -> Task:
+def imagenette(links: tuple[str, ...] = FEW_LINKS, seeds: int = 1, **changes: int) -> Task:
     return Task(
         "imagenette", SimCLRSettings(epochs=100, knn_every=KEPT_EVERY, **changes), "knn", links, seeds
     )
@@ -95,10 +95,10 @@ TASKS = {
     "imagenette, batch 4096": imagenette(batch_size=4096),
     "imagenette, 32 projections": imagenette(projection=32),
     "imagenette, 512 projections": imagenette(projection=512),
-    "alternatives on digits": Task("digits", DigitsSettings(), "linear", TRIED),
-    "alternatives on long digits": Task("digits", LONG, "linear", TRIED, seeds=5),
-    "alternatives on citeseer": Task("citeseer", CiteSeerSettings(), "micro", TRIED, seeds=5),
-    "alternatives on imagenette": imagenette(TRIED),
+    "alternatives on digits": Task("digits", DigitsSettings(), "linear", ALTERNATIVE_LINKS),
+    "alternatives on long digits": Task("digits", LONG, "linear", ALTERNATIVE_LINKS, seeds=5),
+    "alternatives on citeseer": Task("citeseer", CiteSeerSettings(), "micro", ALTERNATIVE_LINKS, seeds=5),
+    "alternatives on imagenette": imagenette(ALTERNATIVE_LINKS),
 }
 
 SIZES = {
@@ -181,7 +181,7 @@ def table(name: str, every: list[dict]) -> dict[str, float]:
         return {}
     before = {line["seed"]: line["metrics"][task.metric] for line in every if is_untrained(line, task)}
     best = best_temperature(lines, task.metric)
-    head(*HEAD)
+    head(*COLUMNS)
     shortfalls = {}
     for link, found in spreads(lines).items():
         ended = [line for line in lines if line["link"] == link]
@@ -230,7 +230,7 @@ def against_calibrated(name: str, every: list[dict]) -> None:
     """Markdown: each alternative minus the calibrated link and the best temperature, as judged at last."""
     lines = [line for line in every if belongs(line, TASKS[name]) and "metrics" in line]
     print()
-    for metric, link in product(last_metrics(lines), TRIED[len(FEW) :]):
+    for metric, link in product(last_metrics(lines), ALTERNATIVE_LINKS[len(FEW_LINKS) :]):
         say_gaps(lines, metric, link, ["calibrated", best_temperature(lines, metric)])
 
 
@@ -257,7 +257,7 @@ def draw(every: list[dict], folder: Path) -> None:
         overview(whole, folder / "calibration.png")
     panels = {
         what: {
-            size: [line for line in measured[name] if line["link"] in FEW]
+            size: [line for line in measured[name] if line["link"] in FEW_LINKS]
             for size, name in names.items()
             if name in measured
         }
@@ -291,10 +291,10 @@ def by_size(every: list[dict]) -> None:
     """Markdown: what each link comes to by batch size and by width, and with which effective dimension."""
     for what, names in SIZES.items():
         print(f"\n### imagenette by {what}: knn, %, and the effective dimension at the end\n")
-        head(what, *(describe(link) for link in in_order(FEW)))
+        head(what, *(describe(link) for link in in_order(FEW_LINKS)))
         for size, name in names.items():
             cells = []
-            for link in in_order(FEW):
+            for link in in_order(FEW_LINKS):
                 lines = [x for x in every if belongs(x, TASKS[name]) and x["link"] == link and "metrics" in x]
                 values = [(x["metrics"]["knn"], x["curves"]["effective_dimension"][-1]) for x in lines]
                 cells.append("{:.2f}, {:.3g}".format(*map(mean, zip(*values, strict=True))) if values else "")
@@ -331,10 +331,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Stopped; give the same command again to go on.", file=sys.stderr)
     lines = read(chosen.results)
-    everywhere({name: table(name, lines) for name in TASKS if TASKS[name].links != TRIED})
+    everywhere({name: table(name, lines) for name in TASKS if TASKS[name].links != ALTERNATIVE_LINKS})
     by_size(lines)
     for name in TASKS:
-        if TASKS[name].links == TRIED:
+        if TASKS[name].links == ALTERNATIVE_LINKS:
             table(name, lines)
             against_calibrated(name, lines)
     draw(lines, FIGURES)

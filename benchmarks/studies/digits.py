@@ -24,7 +24,7 @@ from taufree.experiments.report.page import table_rows
 from taufree.experiments.report.statistics import free_against_best, spreads
 
 RUNS = ROOT / "runs" / "digits"
-LINES = RESULTS / "digits.jsonl"
+RESULTS_FILE = RESULTS / "digits.jsonl"
 TITLES = {"knn": "kNN accuracy", "linear": "linear probe"}
 
 
@@ -56,8 +56,8 @@ def draw(lines: list[dict], path: Path) -> None:
 def train() -> None:
     command = [sys.executable, "-c", "from taufree.cli import main; main()", "run", "digits"]
     subprocess.run([*command, "--out", str(RUNS)], check=True)
-    shutil.copy(RUNS / "results.jsonl", LINES)
-    draw(read(LINES), FIGURES / "digits.png")
+    shutil.copy(RUNS / "results.jsonl", RESULTS_FILE)
+    draw(read(RESULTS_FILE), FIGURES / "digits.png")
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print the table")
     if not parser.parse_args().table:
         train()
-    lines = read(LINES)
+    lines = read(RESULTS_FILE)
     rows = table_rows(lines)
     head(*rows[0])
     for cells in rows:

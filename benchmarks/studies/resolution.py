@@ -39,7 +39,7 @@ from taufree.experiments.training.trainer import Training
 from taufree.util.json_lines import append_json
 from taufree.util.machine import hardware, versions
 
-LINES = RESULTS / "resolution.jsonl"
+RESULTS_FILE = RESULTS / "resolution.jsonl"
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -120,7 +120,7 @@ VARIANTS = [
 ]
 DEFAULT = Variant("smooth", 1e-4)
 SIZES = [Variant("smooth", delta) for delta in (1e-6, 1e-4, 1e-2)]
-"""For other numbers of candidates, as (N - 1) resolution / 2 is the pull that is left at the optimum."""
+"""For other numbers of candidates, as (N - 1) resolution / 2 is the gradient scale at the optimum."""
 TASKS = {"citeseer": VARIANTS, "digits": VARIANTS, "digits-64": SIZES, "digits-1024": SIZES}
 METRICS = {"citeseer": "micro", "digits": "linear"}
 KEY = ("task", "treatment", "number", "arithmetic", "seed")
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--arithmetics", default="", help="only those that begin so, comma-separated")
     parser.add_argument("--epochs", type=int, help="fewer, for a look at the time it takes")
-    parser.add_argument("--out", type=Path, default=LINES)
+    parser.add_argument("--out", type=Path, default=RESULTS_FILE)
     parser.add_argument("--table", action="store_true", help="only print the tables")
     chosen = parser.parse_args()
     tasks = chosen.tasks.split(",")

@@ -41,7 +41,7 @@ from taufree.util.json_lines import append_json
 from taufree.util.machine import hardware, versions
 
 SETTINGS = ("least", "batch_size", "learning_rate", "epochs")
-LINES = RESULTS / "stsb.jsonl"
+RESULTS_FILE = RESULTS / "stsb.jsonl"
 
 
 def spearman(model: SentenceTransformer, data: Path) -> dict[str, float]:
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--results", type=Path, default=LINES)
+    parser.add_argument("--results", type=Path, default=RESULTS_FILE)
     parser.add_argument("--table", action="store_true", help="only print the table")
     chosen = parser.parse_args()
     lines = [
