@@ -93,7 +93,7 @@ def measure(rows: int, columns: int, repeats: int) -> None:
     }.items():
         times = {}
         for way, limit in (("gather", 2**60), ("ring", -1)):
-            distributed.GATHERED = limit
+            distributed.MAX_GATHERED_BYTES = limit
             step = lambda loss=loss: loss(*own, gather_distributed=True).backward()  # noqa: E731
             times[way] = median_ms(step, repeats, device)
         step = lambda loss=loss: loss(*whole).backward() if rank == 0 else None  # noqa: E731

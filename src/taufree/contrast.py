@@ -57,6 +57,11 @@ class Contrast:
         return self.anchors, self.keys, self.queue, self.own_negatives
 
     @property
+    def groups(self) -> Tensor | None:
+        """[N], the labels or the ids; pairs of one group are no negatives."""
+        return self.ids if self.labels is None else self.labels
+
+    @property
     def candidate_count(self) -> int:
         """How many keys and negatives an anchor is compared with, those that are left out included."""
         count = self.n if self.in_batch else 0
@@ -120,7 +125,7 @@ class Shard(NamedTuple):
 
 def how_many(values: Tensor) -> Tensor:
     """[N]: how often each of the values occurs among them."""
-    values = values.long().contiguous()  # searchsorted knows no unsigned ones and warns of strided ones
+    values = values.long().contiguous()  # searchsorted takes no unsigned ones and warns of strided ones
     ordered = values.sort().values
     return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
 

@@ -3,9 +3,9 @@
 Rows of all ranks are numbered rank by rank. The rows of the other ranks come in one of two ways:
 
 - ``Gather``: one all-gather, then all of them are here, O(N D) memory; gradients with respect to them
-  go home by one reduce-scatter.
+  return to their ranks by one reduce-scatter.
 - ``Ring``: one rank's rows at a time go round from rank to rank while the ones before are worked on,
-  O(N D / W) memory; their gradients travel one step behind them and are complete when they come home.
+  O(N D / W) memory; their gradients follow one step behind, and are complete when back at their rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-GATHERED = 4 * 2**30  # bytes of all ranks' rows and their gradients up to which they are gathered
+MAX_GATHERED_BYTES = 4 * 2**30  # of all ranks' rows and their gradients; larger ones go by the ring
 
 Work: TypeAlias = Callable[[Tensor, range], Tensor | None]
 
@@ -35,13 +35,13 @@ def from_first(text: str = "") -> str:
     from torch.distributed.rendezvous import rendezvous  # not in a PyTorch without torch.distributed
 
     store, rank, _ = next(rendezvous("env://"))
-    key = f"taufree/{next(_said)}"
+    key = f"taufree/{next(_text_number)}"
     if rank == 0:
         store.set(key, text)
     return str(store.get(key).decode())
 
 
-_said = itertools.count()
+_text_number = itertools.count()
 
 
 def all_rows(x: Tensor) -> Tensor:
@@ -56,9 +56,9 @@ def all_rows(x: Tensor) -> Tensor:
 
 def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:
     """How the other ranks' rows come here: gathered while they and a float32 gradient of each fit
-    ``GATHERED`` bytes, since a few large messages are quickest; else by the ring."""
+    ``MAX_GATHERED_BYTES``, since a few large messages are quickest; else by the ring."""
     needed = sum(sizes) * x.shape[1] * (x.element_size() + 4)
-    ring = needed > GATHERED and min(sizes) > 0  # an empty message cannot be sent round
+    ring = needed > MAX_GATHERED_BYTES and min(sizes) > 0  # an empty message cannot be sent round
     return (Ring if ring else Gather)(ranks, x, sizes)
 
 
@@ -110,7 +110,7 @@ class Ranks:
             return Pending(what, [], x.new_empty(sum(sizes), *x.shape[1:]), x)
         mine = _padded(x.contiguous(), most)
         found = x.new_empty(shape)
-        with _naming(what):  # as bytes, since not every backend knows every dtype
+        with _naming(what):  # as bytes, since not every backend has every dtype
             work = dist.all_gather_into_tensor(_bytes(found), _bytes(mine), async_op=True)
         if min(sizes) == most:
             return Pending(what, [work], found.flatten(0, 1), mine)
@@ -231,7 +231,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Says what was waited for when a collective fails, because a rank died or never came."""
+    """Adds to a collective's error what it waited for; often another rank has died or never called it."""
     try:
         yield
     except RuntimeError as error:

@@ -184,7 +184,7 @@ def _loss(
         contrast = contrast.out_of_inference()
     if gather_distributed and distributed.active():
         return sharded.loss(contrast, link, reduction, backend)
-    link = link.prepare(moments.Measure(contrast))
+    link = link.prepare(moments.ContrastMeasure(contrast))
     labelled = contrast.labels is not None and reduction != "none"
     positives = contrast.positive_count() if labelled else None
     weights = anchor_weights(reduction, contrast.n, positives)

@@ -1,6 +1,6 @@
-"""Dense losses for those who say by masks who is compared with whom, on the reference's exact arithmetic.
+"""Dense losses whose positives and candidates are given by masks, on the reference's exact arithmetic.
 
-The drop-ins of other libraries use it where :mod:`taufree.functional` has no such contrast.
+The drop-ins of other libraries use it for what the functions of taufree.functional cannot express.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_rows(**rows: Tensor) -> None:
 
 def prepare(link: Link, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Link:
     """The link that one loss uses, measured on these embeddings if it measures; call it once a loss."""
-    return link.prepare(moments.Measure(Contrast(query, positive_key, queue=negative_keys)))
+    return link.prepare(moments.ContrastMeasure(Contrast(query, positive_key, queue=negative_keys)))
 
 
 def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def paired_logits(a: Tensor, b: Tensor, link: Link) -> Tensor:
 def masked_losses(
     anchors: Tensor, samples: Tensor, positives: Tensor, candidates: Tensor, link: Link
 ) -> Tensor:
-    r"""Each anchor's mean over its positives of -log(weight of the positive / sum over its candidates), [N].
+    """Each anchor's mean over its positives of -log(weight of the positive / sum over its candidates), [N].
 
     An anchor without positives has loss 0.
 

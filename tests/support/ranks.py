@@ -157,11 +157,11 @@ def error(found, expected, scale=None):
 @contextlib.contextmanager
 def forced(way):
     """The exchange that is to be tested, whatever the size."""
-    before, distributed.GATHERED = distributed.GATHERED, -1 if way == "ring" else 2**60
+    before, distributed.MAX_GATHERED_BYTES = distributed.MAX_GATHERED_BYTES, -1 if way == "ring" else 2**60
     try:
         yield
     finally:
-        distributed.GATHERED = before
+        distributed.MAX_GATHERED_BYTES = before
 
 
 def run(rank, work, worlds, ports, folder):

@@ -1,4 +1,4 @@
-"""Code that torch.compile and torch.func must leave alone, and that cannot be differentiated twice."""
+"""For backends whose gradient is written by hand: not compiled, not transformed, not differentiated twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -> Any:
-    """``function.apply``; under a transform of torch.func or in forward mode says which backend knows it."""
+    """``function.apply``; torch.func and forward mode, which it does not support, raise and name the backend
+    that does."""
     try:
         return function.apply(*inputs)
     except RuntimeError as error:
@@ -43,8 +44,8 @@ def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -
         ) from error
 
 
-class Once(torch.autograd.Function):
-    """A gradient of a backend that cannot be differentiated again, and what it was computed from."""
+class FirstDerivativeOnly(torch.autograd.Function):
+    """A gradient, given with what it was computed from, whose own derivative raises an error."""
 
     @staticmethod
     def forward(ctx: Any, backend: str, gradient: torch.Tensor, *inputs: torch.Tensor | None) -> torch.Tensor:
@@ -53,4 +54,8 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> None:
-        raise RuntimeError(f'The {ctx.backend} backend has no second derivative; use backend="reference".')
+        raise no_second_derivative(ctx.backend)
+
+
+def no_second_derivative(backend: str) -> RuntimeError:
+    return RuntimeError(f'The {backend} backend has no second derivative; use backend="reference".')

@@ -34,7 +34,7 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     return summary(squares.sums(), contrast.anchors.shape[1])
 
 
-class Measure:
+class ContrastMeasure:
     """What :meth:`taufree.Link.prepare` is given: called, it is :func:`measure` of ``contrast``."""
 
     def __init__(self, contrast: Contrast) -> None:
@@ -45,15 +45,14 @@ class Measure:
 
 
 def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
-    r"""Mean and standard error from :meth:`Squares.sums`, of one process or added up over ranks.
+    """Mean and standard error from :meth:`Squares.sums`, of one process or added up over ranks.
 
     The mean is a U-statistic of degree two, since each row is in many pairs, so that its standard error is
-    twice that of a mean of independent values: :math:`2 \operatorname{std}(x_i) / \sqrt{N}` with x_i the
-    anchors'. That takes the rows for independent: the two views of nt_xent, where they agree, make the error
-    sqrt(2) larger, and keys that have nothing to do with the anchors make it as much smaller. Directions in D
-    dimensions have a mean of 1/D at least, if there are many. A few, or some that avoid each other, can have
-    less, which does not mean more dimensions: the mean is then taken as 1/D.
-    One anchor shows no spread, so its error is infinite.
+    twice that of a mean of independent values: 2 std(x_i) / sqrt(N) with x_i the anchors' means. That takes
+    the rows for independent: the two views of nt_xent, where they agree, make the error sqrt(2) larger, and
+    keys that are independent of the anchors make it sqrt(2) smaller. Many directions in D dimensions have a
+    mean of at least 1/D. A few, or orthogonal ones, can have less, which does not mean more dimensions: the
+    mean is then taken as 1/D. The error of a single anchor is infinite.
     """
     count, total, squares = sums
     mean = total / count
@@ -67,7 +66,7 @@ class Squares:
     def __init__(self, contrast: Contrast) -> None:
         self.contrast = contrast
         self.dtype = result_dtype(*contrast.inputs)
-        self.groups = contrast.ids if contrast.labels is None else contrast.labels
+        self.groups = contrast.groups
         self.u = self._unit(contrast.anchors)
         self.total, self.count = self.u.new_zeros(2, len(self.u))
 

@@ -13,39 +13,39 @@ from torch import Tensor
 from taufree.dtypes import wide_dtype
 
 _lock = threading.Lock()
-_asked: dict[object, str] = {}  # the precisions asked for by those inside, the latest last
-_restore: list[Callable[[], None]] = []  # what to do when the last one leaves
+_wanted: dict[object, str] = {}  # the precision that each open context wants, the latest last
+_restore: list[Callable[[], None]] = []  # what the last context to close calls
 
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
     """float32 matrix products as ``torch.set_float32_matmul_precision`` says; as before afterwards.
 
-    The setting is the whole process's: of several threads inside, the first one finds it and the last one
-    brings it back.
+    The setting belongs to the whole process: of several threads the first to enter saves it, and the last to
+    leave restores it.
     """
     me = object()
     with _lock:
-        if not _asked:
-            _restore.append(_products())
-        _asked[me] = precision
+        if not _wanted:
+            _restore.append(_restorer())
+        _wanted[me] = precision
         torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
         with _lock:
-            del _asked[me]
-            if _asked:
-                torch.set_float32_matmul_precision(list(_asked.values())[-1])
+            del _wanted[me]
+            if _wanted:
+                torch.set_float32_matmul_precision(list(_wanted.values())[-1])
             else:
                 _restore.pop()()
 
 
-def _products() -> Callable[[], None]:
-    """What brings float32 matrix products back to how they are now.
+def _restorer() -> Callable[[], None]:
+    """A function that restores the precision of float32 matrix products to what it is now.
 
-    Newer PyTorch has ``fp32_precision`` for each library. The older functions change it too, and cannot tell
-    the setting where the libraries differ.
+    Newer PyTorch has ``fp32_precision`` for each library. The older functions change it too, and raise where
+    the libraries differ.
     """
     try:
         before = torch.get_float32_matmul_precision()

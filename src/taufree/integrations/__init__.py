@@ -17,7 +17,7 @@ from taufree.links import Link, LogOdds, Temperature
 
 
 def link_of(temperature: float | None, name: str = "temperature") -> Link:
-    """The link that a library's argument ``temperature`` stands for: None is the log-odds.
+    """The link for a library's argument ``temperature``: None is the log-odds.
 
     >>> link_of(0)
     Traceback (most recent call last):
@@ -30,7 +30,7 @@ def positive(number: float, name: str) -> Temperature:
     """The link of this temperature, if it is one; else an error about the argument ``name``."""
     try:
         return Temperature(number)
-    except (TypeError, ValueError) as error:  # says tau, which the user has not written
+    except (TypeError, ValueError) as error:  # which names tau; the library's argument has another name
         raise type(error)(str(error).replace("tau", name, 1)) from None
 
 
@@ -47,8 +47,8 @@ def decoupled(losses: Tensor) -> Tensor:
 def as_twin(loss: Any, twins: Mapping[type, type], **settings: object) -> Any:
     """A deep copy of ``loss`` as an object of its twin class, with some ``settings`` changed.
 
-    ``twins`` maps originals to twins that understand the attributes of the originals, so whatever else the
-    loss holds stays: reducers, memory banks with what is in them, the mode of training.
+    ``twins`` maps originals to twins that use the attributes of the originals, so whatever else the loss
+    holds stays: reducers, memory banks with their contents, training or evaluation mode.
     """
     for original, twin in twins.items():
         if type(loss) in (original, twin):

@@ -16,9 +16,9 @@ DIMENSIONS = {"unpaired": 2, "paired": 3}
 
 
 class InfoNCE(original.InfoNCE):
-    """`info_nce.InfoNCE` with ``temperature=None`` by default; see :func:`info_nce`.
+    """`info_nce.InfoNCE` with ``temperature=None`` by default; see ``info_nce``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> loss = InfoNCE(negative_mode="paired")
         >>> loss(torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 5, 8)).shape

@@ -36,7 +36,7 @@ class NTXentLoss(original.NTXentLoss):
     Shape:
         out0, out1: [N, D]; the result is a scalar.
 
-    Example:
+    Examples:
         >>> loss = NTXentLoss(memory_bank_size=(16, 8))
         >>> loss(torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)).shape
         torch.Size([])
@@ -95,7 +95,7 @@ class DCLLoss(original.DCLLoss):
             positives, [N].
         gather_distributed: contrast with the batches of all ranks; the value is that of the own rows.
 
-    Example:
+    Examples:
         >>> views = torch.eye(4, 8), torch.eye(4, 8) + 0.5 * torch.eye(4, 8).roll(1, 1)
         >>> round(DCLLoss()(*views).item(), 4)
         -0.7953
@@ -131,7 +131,7 @@ class DCLLoss(original.DCLLoss):
 
 
 class DCLWLoss(DCLLoss):
-    """`lightly.loss.DCLWLoss`: :class:`DCLLoss` with lightly's von Mises-Fisher weights."""
+    """`lightly.loss.DCLWLoss`: ``DCLLoss`` with lightly's von Mises-Fisher weights."""
 
     def __init__(
         self, temperature: float | None = None, sigma: float = 0.5, gather_distributed: bool = False

@@ -19,7 +19,7 @@ with needs("taufree[lightning]", "lightning"):
 
 
 class LogDiagnostics(Callback):
-    """Logs :class:`taufree.diagnostics.metric.ContrastiveDiagnostics` of the training batches.
+    """Logs ``taufree.diagnostics.metric.ContrastiveDiagnostics`` of the training batches.
 
     Whenever the trainer logs a step (its ``log_every_n_steps``) the pairs of that batch are measured: one
     more matrix of cosines, in blocks. The mean over an epoch's measured batches is logged as ``NAME_epoch``.
@@ -48,7 +48,7 @@ class LogDiagnostics(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         every, step = trainer.log_every_n_steps, trainer.global_step
-        if not every or step % every or step == self.measured:  # while gradients add up, the step stays
+        if not every or step % every or step == self.measured:  # the step stays while gradients accumulate
             return
         if not outputs and pl_module.automatic_optimization:
             return  # training_step returned None, by which Lightning skips a batch
@@ -61,7 +61,7 @@ class LogDiagnostics(Callback):
             raise ValueError(f"training_step must return a pair (a, b) as {self.key!r}, got {got}.")
         first, second = outputs[self.key]
         if len(first) < 2:
-            return  # no negatives, nothing to say
+            return  # there are no negatives to measure
         values = self.metric.to(first.device)(first, second)
         self.metric.reset()
         pl_module.log_dict(
@@ -79,7 +79,7 @@ class SimCLR(LightningModule):
         encoder: maps a view to features [N, features].
         features: the width of the encoder's output.
         projection: the width of the projections that are contrasted.
-        loss: maps the projections of both views to a scalar; None is :class:`taufree.NTXent`, over all ranks.
+        loss: maps the projections of both views to a scalar; None is ``taufree.NTXent``, over all ranks.
         learning_rate: of Adam.
 
     Shape:

@@ -18,7 +18,7 @@ class ClipLoss(open_clip.ClipLoss):
     """CLIP's loss, the mean of image-to-text and text-to-image, on the log-odds of the cosines.
 
     The arguments are open_clip's, and one more. Over several ranks the gradient is always that of one process
-    on the whole batch, whatever ``local_loss`` and ``gather_with_grad`` say, and no rank holds the matrix of
+    on the whole batch, for any ``local_loss`` and ``gather_with_grad``, and no rank holds the matrix of
     all pairs.
 
     Args:
@@ -31,7 +31,7 @@ class ClipLoss(open_clip.ClipLoss):
         image_features, text_features: [N, D]. The loss is a scalar; with ``output_dict`` it is under the key
         "contrastive_loss". ``logit_scale`` and ``logit_bias`` change nothing and get a gradient of zero.
 
-    Example:
+    Examples:
         >>> loss = ClipLoss()
         >>> output = {"image_features": torch.eye(4), "text_features": torch.eye(4)}
         >>> value = loss(**output, logit_scale=torch.tensor(14.3), output_dict=True)["contrastive_loss"]

@@ -83,7 +83,7 @@ class _Free:
         if found is None:
             pairs: Pairs = convert_to_pairs(indices_tuple, labels, ref_labels)
             few = not len(pairs[0]) or not len(pairs[2]) or all(len(x) <= 1 for x in pairs)
-            if few:  # the library's own rule, one positive and one negative pair included
+            if few:  # the library's rule, by which one positive and one negative pair are too few as well
                 return self.zero_losses()
             found = self.some_pairs(embeddings, ref_emb, pairs, link)
         losses, indices = found
@@ -103,7 +103,7 @@ class NTXentLoss(_Free, original.NTXentLoss):
         temperature: None for the log-odds, else the original's loss.
         kwargs: those of the original: reducer, embedding_regularizer, ...
 
-    Example:
+    Examples:
         >>> loss = NTXentLoss()
         >>> round(loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item(), 4)
         1.0986
@@ -143,13 +143,13 @@ class NTXentLoss(_Free, original.NTXentLoss):
 class SupConLoss(_Free, original.SupConLoss):
     """`losses.SupConLoss` with ``temperature=None`` by default.
 
-    Without a miner and without ``ref_emb`` it is :func:`taufree.sup_con`, at memory linear in the batch.
+    Without a miner and without ``ref_emb`` it is ``taufree.sup_con``, at memory linear in the batch.
 
     Args:
         temperature: None for the log-odds, else the original's loss.
         kwargs: those of the original: reducer, embedding_regularizer, ...
 
-    Example:
+    Examples:
         >>> loss = SupConLoss()
         >>> round(loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item(), 4)
         1.0986

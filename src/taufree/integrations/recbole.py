@@ -20,15 +20,15 @@ from taufree import Link, info_nce, nt_xent
 from taufree.integrations import decoupled, link_of
 from taufree.util.optional import needs
 
-# One of RecBole's modules turns PyTorch's search for NaN on as it is imported, which slows every backward.
-_searching = torch.is_anomaly_enabled()
+# The import of RecBole turns PyTorch's anomaly detection on, which slows every backward.
+_detects_anomalies = torch.is_anomaly_enabled()
 with needs("recbole", "recbole"):
     from recbole.model import general_recommender, sequential_recommender
-torch.autograd.set_detect_anomaly(_searching)
+torch.autograd.set_detect_anomaly(_detects_anomalies)
 
 
 class _Linked:
-    """Gives a RecBole model ``link``, as the configuration says."""
+    """A RecBole model with a ``link``, by the configuration's ``temperature``."""
 
     link: Link
 
@@ -95,10 +95,9 @@ class TemperatureFreeInfoNCE(_Linked):
     ) -> tuple[Tensor, Tensor]:
         """Logits [2N, 2] and labels [2N] whose cross-entropies are NT-Xent's losses.
 
-        The caller takes the cross-entropy of what it gets. With two logits 0 and log(exp(L) - 1) and label 0
-        that is log(1 + exp(L) - 1) = L, so no row needs the logits of all its candidates. ``temp`` is the
-        model's own temperature and has no say; ``sim`` may only be the cosine, as no other similarity has
-        log-odds.
+        The caller takes the cross-entropy of them. With two logits 0 and log(exp(L) - 1) and label 0
+        that is log(1 + exp(L) - 1) = L, so no row needs the logits of all its candidates. ``temp``, the
+        model's own temperature, is not used; ``sim`` must be the cosine, as no other similarity has log-odds.
         """
         if sim != "cos":
             raise ValueError(f"sim must be 'cos' for a link of cosines, got {sim!r}.")
@@ -120,9 +119,9 @@ class FEARec(TemperatureFreeInfoNCE, sequential_recommender.FEARec):
 
 
 def contrast_with_all(query: Tensor, rows: Tensor, positive: Tensor, link: Link) -> Tensor:
-    r"""The sum over queries of -log softmax: row ``positive[i]`` is found by query i among all rows.
+    """The sum over queries of -log softmax: row ``positive[i]`` is found by query i among all rows.
 
-    As shared negatives, ``rows`` hold each positive once more: :func:`taufree.info_nce` gives
+    As shared negatives, ``rows`` hold each positive once more: ``taufree.info_nce`` gives
     L' = log(1 + Z/w) instead of L = log(Z/w), so L = log(exp(L') - 1).
 
     Shape:

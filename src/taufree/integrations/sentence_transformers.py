@@ -1,6 +1,6 @@
 """sentence-transformers' ranking losses without a temperature, for its own trainer.
 
-The usual settings are computed by the core, in linear memory; the rest (:func:`_dense`) on the matrix of all
+The usual settings are computed by the core, in linear memory; the rest (``_dense``) on the matrix of all
 pairs, as in the library.
 """
 
@@ -35,8 +35,8 @@ CITATION = """
     primaryClass={cs.LG}
 }
 """
-BOTH = {"query_to_doc", "doc_to_query"}
-ALL = {*BOTH, "query_to_query", "doc_to_doc"}
+BOTH_DIRECTIONS = {"query_to_doc", "doc_to_query"}
+ALL_DIRECTIONS = {*BOTH_DIRECTIONS, "query_to_query", "doc_to_doc"}
 
 
 class _Free:
@@ -55,7 +55,7 @@ class _Free:
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """The library lets one set the scale at any time; the link goes with it."""
+        """The library's scale may be set at any time, and the link changes with it."""
         if name == "scale":
             self.link = LogOdds() if value is None else Temperature(1 / positive(value, name).tau)
         super().__setattr__(name, value)
@@ -87,7 +87,7 @@ class MultipleNegativesRankingLoss(_Free, losses.MultipleNegativesRankingLoss):
             ``gather_across_devices``, ``directions``, ``partition_mode``, ``hardness_mode`` and
             ``hardness_strength``. Hardness adds strength x cosine to a logit here too.
 
-    ``loss.link`` may be set to any other link, as :class:`taufree.CalibratedLogOdds`.
+    ``loss.link`` may be set to any other link, such as ``taufree.CalibratedLogOdds``.
     With ``gather_across_devices`` the value is, for the usual settings, the mean over all ranks, where the
     library's is that over own rows; gradients after DDP's averaging are the same.
     """
@@ -103,7 +103,7 @@ class CachedMultipleNegativesRankingLoss(_Free, losses.CachedMultipleNegativesRa
     """The library's loss for batches larger than the memory, on the log-odds of the cosines.
 
     Args:
-        model, scale: as those of :class:`MultipleNegativesRankingLoss`.
+        model, scale: as those of ``MultipleNegativesRankingLoss``.
         args, kwargs: the library's further arguments, ``mini_batch_size`` among them.
     """
 
@@ -115,7 +115,7 @@ class CachedMultipleNegativesRankingLoss(_Free, losses.CachedMultipleNegativesRa
         if not kwargs.get("with_backward", False):
             return loss
         if any(parameter.requires_grad for parameter in self.link.parameters()):
-            # The library scales the embeddings' cached gradients later on, and would not the link's.
+            # The library later scales the cached gradients of the embeddings, but not those of a link.
             raise ValueError(
                 "link must have nothing to learn in a cached loss, got "
                 f"{type(self.link).__name__}: freeze it, or use MultipleNegativesRankingLoss."
@@ -157,18 +157,19 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
     query, doc, *hard = embeddings
     directions = set(settings.directions)
     harder = settings.hardness_mode is not None and settings.hardness_strength > 0
-    if harder or not (directions <= BOTH or (directions == ALL and not hard)):
+    if harder or not (directions <= BOTH_DIRECTIONS or (directions == ALL_DIRECTIONS and not hard)):
         return _dense(settings, query, [doc, *hard], link)
     options: dict[str, Any] = {"link": link, "gather_distributed": settings.gather_across_devices}
-    if directions == ALL:
+    if directions == ALL_DIRECTIONS:
         forward, backward = nt_xent(query, doc, reduction="none", **options).chunk(2)
         return torch.logaddexp(forward, backward).mean()
     negatives = torch.cat(hard) if hard else None
-    if directions == BOTH and settings.partition_mode == "joint":
+    if directions == BOTH_DIRECTIONS and settings.partition_mode == "joint":
         forward = info_nce(query, doc, negatives, in_batch=True, reduction="none", **options)
         backward = info_nce(doc, query, reduction="none", **options)
         return torch.logaddexp(forward, backward).mean()
-    return info_nce(query, doc, negatives, in_batch=True, symmetric=directions == BOTH, **options)
+    symmetric = directions == BOTH_DIRECTIONS
+    return info_nce(query, doc, negatives, in_batch=True, symmetric=symmetric, **options)
 
 
 def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tensor:

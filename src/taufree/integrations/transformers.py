@@ -13,30 +13,30 @@ from taufree.losses import InfoNCE, NTXent, SupCon
 
 
 class ContrastiveLoss(nn.Module):
-    r"""``Trainer(..., compute_loss_func=ContrastiveLoss(InfoNCE(), "query", "key"))``.
+    """``Trainer(..., compute_loss_func=ContrastiveLoss(InfoNCE(), "query", "key"))``.
 
-    With a ``compute_loss_func`` the Trainer no longer divides by the number of accumulated batches, it tells
-    instead how many items, labels that are not -100, they hold together. So batch k with :math:`n_k` items
-    counts with its share of them,
+    With a ``compute_loss_func`` the Trainer does not divide by the number of accumulated batches. It gives
+    instead the number of items, labels that are not -100, in all of them. So batch k with n_k items counts
+    with its share of them,
 
-    .. math:: L = \sum_k \frac{n_k}{\sum_m n_m} L_k,
+        L = sum_k L_k n_k / sum_m n_m,
 
-    whatever the sizes, the last incomplete group of an epoch included. Each batch contrasts with itself
-    alone: accumulation does not add negatives, :func:`taufree.large_batch.chunked_backward` does.
+    for any sizes, the last incomplete group of an epoch included. Each batch contrasts with itself
+    alone: accumulation does not add negatives, ``taufree.large_batch.chunked_backward`` does.
 
     The Trainer trains and saves the model's parameters alone. What a link learns or measures is among them if
     the model holds the loss, ``model.loss = loss``. Over several ranks what is learned so needs
     ``ddp_find_unused_parameters=False``: DDP would not find it in the model's forward.
 
     Args:
-        loss: a loss with the reduction "mean". :class:`taufree.SupCon` gets the labels as well.
+        loss: a loss with the reduction "mean". ``taufree.SupCon`` gets the labels as well.
         names: the model's outputs that the loss takes, in its order, as names or (of a tuple) positions.
 
     Shape:
         The outputs are [N, D]. ``labels`` must be in every batch, with as many items for each row, usually
         [N]: class labels, ids, or just zeros.
 
-    Example:
+    Examples:
         >>> function = ContrastiveLoss(InfoNCE(symmetric=True), "image_embeds", "text_embeds")
         >>> outputs = {"image_embeds": torch.eye(4), "text_embeds": torch.eye(4)}
         >>> half = function(outputs, torch.zeros(4), num_items_in_batch=8)
@@ -73,7 +73,7 @@ class ContrastiveLoss(nn.Module):
         if num_items_in_batch is None:
             _needed(labels)
             raise ValueError(
-                "num_items_in_batch must say how many items the accumulated batches hold, got None."
+                "num_items_in_batch must be the number of items in the accumulated batches, got None."
             )
         return loss * (_needed(labels).ne(-100).sum() / num_items_in_batch)
 

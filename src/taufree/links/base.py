@@ -29,7 +29,7 @@ class Formula(NamedTuple):
 class Link(nn.Module):
     """Base class of all links: write ``logit`` and every loss and backend can use it.
 
-    The three arguments say the same thing three times, each without loss of digits:
+    The three arguments are the same number in three forms, each without loss of digits:
     ``cosine`` = c, ``gap`` = 1 - c and ``rise`` = 1 + c. Near c = 1 use ``gap`` and near c = -1 use
     ``rise``: ``1 - cosine`` has no digits left there. The function must work elementwise and leave its
     arguments as they are, which the backward uses again. What is learned must be a parameter of the
@@ -70,9 +70,9 @@ class Link(nn.Module):
 
     @property
     def formula(self) -> Formula | None:
-        """The link in closed form, if it has one of those that ``Formula`` knows.
+        """The link in closed form, if it is one of those of ``Formula``, else None.
 
-        Backends are faster with it, and the fused kernels need it; without it they call ``logit``.
+        The blockwise backend is faster with it, and the fused kernels need it.
         """
         return None
 
@@ -90,7 +90,8 @@ class Link(nn.Module):
         batch. ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the
         negatives, over all ranks if they are gathered, and its standard error, infinite for a single anchor;
         NaN if there are no negatives. In one process ``measure.contrast`` has the embeddings, for links that
-        measure something else. All ranks must call ``measure`` alike.
+        measure something else. All ranks must call ``measure`` together: a link that calls it overrides
+        ``measures``, by which ranks that would differ are found.
         """
         return self
 

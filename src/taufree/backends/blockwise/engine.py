@@ -2,13 +2,13 @@
 
 The similarity matrix is visited in tiles that fit the cache, at most two times: once for the sums,
 once for the gradient; what still fits a fixed budget is kept from the first visit. A scalar loss
-computes its gradient in the forward pass, while the tiles are warm. Rows and columns of a tile are
+computes its gradient in the forward pass, while the tiles are in the cache. Rows and columns of a tile are
 used together: both directions of a symmetric loss come from one pass, and when anchors are
 compared with each other only the tiles on and above the diagonal are computed.
 
 Exactness: plain products are good enough while |c| < 0.95. A tile with a closer pair is computed
-again in float64 and from chords, and its gradient without the radial part in which the digits of
-the rest would drown. Positives and per-query negatives always take the exact way; they are few.
+again in float64 and from chords, and its gradient without the radial part, whose rounding would exceed
+the rest. Positives and each anchor's own negatives are few, and always computed exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import numerics
-from taufree.backends.autograd import Once, apply, uncompiled
+from taufree.backends.autograd import FirstDerivativeOnly, apply, uncompiled
 from taufree.backends.blockwise.rows import UnitRows, cut, spans
 from taufree.backends.blockwise.tiles import (
     Direction,
@@ -96,7 +96,10 @@ class _Blockwise(torch.autograd.Function):
                     gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
         cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = [None if g is None else Once.apply("blockwise", g, upstream, *inputs) for g in cast]
+            cast = [
+                None if g is None else FirstDerivativeOnly.apply("blockwise", g, upstream, *inputs)
+                for g in cast
+            ]
         return (None, None, None, *cast)
 
 
@@ -105,7 +108,7 @@ def values_of(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def check_unchanged(link: Link, params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Raises unless the link, asked again by the backward, still has the parameters of the forward."""
+    """Raises unless the link, which the backward calls again, has the parameters of the forward."""
     now = {id(p) for p in parameters(link)}
     for p, value in zip(params, values, strict=True):
         alike = (p.dtype, p.device, p.shape) == (value.dtype, value.device, value.shape)
@@ -225,8 +228,8 @@ class BlockwiseEngine:
     def _positive(self) -> Similarity:
         """Cosine, 1 - cosine and 1 + cosine of each anchor and its positive, [N].
 
-        As :func:`chords`, in fewer passes, and into tensors made before: a small tensor that stays, made
-        between large ones that go, keeps their places in the heap from being joined and used again.
+        As :func:`chords`, in fewer passes, and into tensors that are made first: a small tensor that stays,
+        allocated between large ones that are freed, would fragment the heap.
         """
         gap, rise = torch.empty(2, self.n, dtype=self.wide, device=self.u.x.device)
         for part, key, u, v in self._positives():
@@ -281,7 +284,8 @@ class BlockwiseEngine:
             self._tile_gradient(place, tile, sides)
 
     def _height(self) -> int:
-        """Rows of a strip such that all its tiles are kept, within reason; tall tiles mean fewer calls."""
+        """Rows of a strip such that all its tiles are kept, between 64 and four tiles; tall ones need fewer
+        calls."""
         width = (self.n if self.contrast.in_batch else 0) + (0 if self.queue is None else len(self.queue.x))
         copies = 1 if self.kind is OddsTile else 2
         return min(

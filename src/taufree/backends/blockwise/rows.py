@@ -12,9 +12,9 @@ CHUNK_NUMBERS = 2**18  # of row-wise work done at a time: 2 MiB in float64
 
 
 class UnitRows:
-    """Unit rows of one input [R, D] or [R, K, D], and where the gradient with respect to them is gathered.
+    """Unit rows of one input [R, D] or [R, K, D], and where the gradient with respect to them is added up.
 
-    ``unit`` holds all unit rows rounded to ``dtype``, for the tiles; None if they are not asked for.
+    ``unit`` holds all unit rows rounded to ``dtype``, for the tiles; None unless ``tiled``.
     """
 
     def __init__(self, x: Tensor, dtype: torch.dtype, wanted: bool, tiled: bool = True) -> None:

@@ -185,7 +185,7 @@ class SoftmaxTile:
             self.logit, self.slope = gap.sub_(1).mul_(-scale), gap.new_ones(()).mul_(scale)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
-            # In the tile's dtype: a link with float64 parameters, say, may give another.
+            # In the tile's dtype: a link with float64 parameters gives another.
             self.slope = link.slope(cosine, gap, rise).to(gap.dtype)
             self.logit = link.logit(cosine, gap, rise).to(gap.dtype, copy=True)
             if learns:
@@ -225,11 +225,11 @@ class SoftmaxTile:
         self, sides: Sequence[Side], params: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any."""
-        target = _sum([self._share(side) for side in sides])
+        outer = _sum([self._share(side) for side in sides])
         learned: Sequence[Tensor | None] = ()
         if params and self.similarity is not None:
-            learned = link_gradient(self.link, self.similarity, target, params)
-        return target.mul_(self.slope), learned
+            learned = link_gradient(self.link, self.similarity, outer, params)
+        return outer.mul_(self.slope), learned
 
     def _share(self, side: Side) -> Tensor:
         """dL/dlogit in one direction."""
@@ -301,7 +301,7 @@ def parameters(link: Link) -> list[Tensor]:
 def learned(link: Link, like: Tensor) -> list[Tensor]:
     """The link's parameters that a gradient is wanted for, given a tensor on the embeddings' device.
 
-    Raises if it has none and yet its logit learns: what is no parameter would get no gradient, in silence.
+    Raises if it has none and yet its logit requires a gradient, which a plain tensor would silently not get.
     """
     found = [p for p in parameters(link) if p.requires_grad]
     if not found and torch.is_grad_enabled():
@@ -327,8 +327,8 @@ def link_gradient(
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Asks for the most that glibc takes as a hint, 32 MiB, and gives it back at once: from then on it keeps
-    freed tiles for the next ones. Getting them from the kernel again and again took a third of the time."""
+    """Allocates and frees 32 MiB, the most by which glibc raises its threshold: from then on it keeps freed
+    tiles for the next ones. Getting them from the operating system each time took a third of the time."""
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 

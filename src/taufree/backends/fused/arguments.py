@@ -75,7 +75,7 @@ class Saved(NamedTuple):
 
     Attributes:
         normalisers: [2, N], of both directions.
-        positive: [3, N] in float64: 1 - c, 1 + c and dL/dlogit of the positives; with labels what
+        positive: [3, N] in float64: 1 - c, 1 + c and dL/dc of the positives; with labels what
             :func:`.row_passes.close_labelled` gives.
     """
 
@@ -115,7 +115,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:
         scale = contrast.anchors.new_full((1,), scale, dtype=torch.float32)
-    groups = contrast.labels if labelled else contrast.ids
+    groups = contrast.groups
     return Arguments(
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.backends.autograd import Once, apply
+from taufree.backends.autograd import FirstDerivativeOnly, apply, no_second_derivative
 from taufree.backends.fused.arguments import SCALE, TENSOR_COUNT, Arguments, Gradients, Saved
 from taufree.backends.fused.row_passes import Mode, Upstream
 from taufree.backends.fused.step import FusedStep, own_share
@@ -56,8 +56,7 @@ def _fake_forward(*flat: Any) -> tuple[Tensor, ...]:
     mode, make = Mode.of(*inputs), arguments.anchors.new_empty
     found = [make(n, dtype=torch.float32), make(2, n, dtype=torch.float32), make(3, n, dtype=torch.float64)]
     for x in inputs:
-        rows, width = (0, 0) if x is None else (x.shape[0], mode.unit_width(x.shape[1]))
-        found += [make(rows, width, dtype=mode.dtype), make(5, rows, dtype=torch.float32)]
+        found += mode.buffers(arguments.anchors, *((0, 0) if x is None else x.shape))
     return tuple(found)
 
 
@@ -108,8 +107,8 @@ def _differentiate(
     return tuple(gradients.get(name) for name in Arguments._fields)
 
 
-def _refuse(ctx: Any, *_: Any) -> None:
-    raise RuntimeError('The triton backend has no second derivative; use backend="reference".')
+def _second_derivative(ctx: Any, *_: Any) -> None:
+    raise no_second_derivative("triton")
 
 
 contrast_backward = torch.library.custom_op(
@@ -119,7 +118,7 @@ contrast_backward = torch.library.custom_op(
     schema=f"(Tensor upstream, bool[] wanted, {_SAVED}, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 contrast_backward.register_fake(_fake_backward)
-contrast_backward.register_autograd(_refuse)
+contrast_backward.register_autograd(_second_derivative)
 contrast = torch.library.custom_op(
     "taufree::contrast",
     _forward,
@@ -158,7 +157,9 @@ class _Contrast(torch.autograd.Function):
             gradients = _differentiate(ctx, each, ctx.needs_input_grad[1:], _backward)
         if twice:
             inputs = [t for t in (upstream, *ctx.saved_tensors[:TENSOR_COUNT]) if t is not None]
-            gradients = tuple(None if g is None else Once.apply("triton", g, *inputs) for g in gradients)
+            gradients = tuple(
+                None if g is None else FirstDerivativeOnly.apply("triton", g, *inputs) for g in gradients
+            )
         return (None, *gradients)
 
 

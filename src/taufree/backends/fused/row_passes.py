@@ -22,9 +22,11 @@ class Mode(NamedTuple):
     split: bool
     tf32: bool
 
-    def unit_width(self, columns: int) -> int:
-        """Columns of the unit rows of an input: padded to whole tiles, and both parts of a pair."""
-        return padded(columns) * (2 if self.split else 1)
+    def buffers(self, like: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Room for an input's unit rows, padded to whole tiles, of a pair both parts; and for their
+        statistics, see kernels/rows.py."""
+        width = padded(columns) * (2 if self.split else 1)
+        return like.new_empty(rows, width, dtype=self.dtype), like.new_empty(5, rows, dtype=torch.float32)
 
     @staticmethod
     def of(*inputs: Tensor | None) -> Mode:
@@ -50,10 +52,7 @@ class KernelRows:
         self.pad = padded(self.d)
         self.block = 1 << (self.pad - 1).bit_length()
         self.warps = max(1, min(8, self.block // 256))
-        self.unit, self.stats = made or (
-            x.new_empty(self.n, mode.unit_width(self.d), dtype=mode.dtype),
-            x.new_empty(5, self.n, dtype=torch.float32),
-        )
+        self.unit, self.stats = made or mode.buffers(x, self.n, self.d)
         self.sides = self.stats[3:]
 
     def tiles(self, rows: int, depth: int) -> TensorDescriptor:
@@ -72,7 +71,7 @@ def fill_pairs(
     u: KernelRows, v: KernelRows, mode: Mode, shift: int, link: KernelLink
 ) -> tuple[Tensor, Tensor]:
     """:func:`fill` for both, and [3, N] in float64: exactly 1 - c and 1 + c of each anchor and its positive,
-    and room for dL/dlogit * slope; also both directions' sums [2, 1, N], still without any pair."""
+    and room for dL/dc of that pair; also both directions' sums [2, 1, N], still without any pair."""
     sums = u.x.new_empty(2, 1, u.n, dtype=torch.float32)
     first = link.empty_sum
     positive = u.x.new_empty(3, u.n, dtype=torch.float64)
@@ -95,7 +94,7 @@ def fill_pairs(
 def close(
     positive: Tensor, rows: Tensor, cols: Tensor | None, link: KernelLink, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """``weight`` times the losses [N], and normalisers [2, N]; ``positive`` gets its third row."""
+    """``weight`` times the losses [N], normalisers [2, N]; the third row of ``positive`` becomes dL/dc."""
     n = positive.shape[1]
     loss, z = (positive.new_empty(shape, dtype=torch.float32) for shape in ((n,), (2, n)))
     start(

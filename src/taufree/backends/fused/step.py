@@ -97,11 +97,7 @@ class FusedStep:
         """What a backward needs of this forward."""
         found = [self.normalisers, self.positive]
         for x in self.rows:
-            if x is None:
-                make = self.anchors.x.new_empty
-                found += [make(0, 0, dtype=self.mode.dtype), make(5, 0, dtype=torch.float32)]
-            else:
-                found += [x.unit, x.stats]
+            found += self.mode.buffers(self.anchors.x, 0, 0) if x is None else (x.unit, x.stats)
         return Saved(*found)
 
     def add_tile_gradients(self, outer: Upstream, wanted: Sequence[bool]) -> None:
@@ -154,12 +150,12 @@ class FusedStep:
         return Gradients(*found)
 
     def _finish_scale(self, outer: Upstream) -> Tensor | None:
-        """The scale's gradient, with the positives' part: their dL/dc is dL/dlogit * scale."""
+        """The scale's gradient, with the positives' part: dL/dlogit * c, and dL/dlogit is dL/dc / scale."""
         if self.scale_gradient is None:
             return None
-        gap, rise, slope = self.positive
+        gap, rise, of_cosine = self.positive
         scale = self.link.scale
-        positives = (outer.grad * slope * (rise - gap)).sum() * (outer.weight / 2) / scale.double()
+        positives = (outer.grad * of_cosine * (rise - gap)).sum() * (outer.weight / 2) / scale.double()
         found: Tensor = self.scale_gradient + positives
         return found.to(scale.dtype).reshape(scale.shape)
 

@@ -46,7 +46,7 @@ def loss(
         ids=None if ids is None else ids[order],
         labels=gathered(contrast.labels),
     )
-    losses = reference.anchor_losses(whole, link.prepare(moments.Measure(whole)))
+    losses = reference.anchor_losses(whole, link.prepare(moments.ContrastMeasure(whole)))
     weights = anchor_weights(reduction, whole.n, None if whole.labels is None else whole.positive_count())
     if weights is None:
         own = ranks.span(ranks.rank, sizes)

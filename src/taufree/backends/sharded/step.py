@@ -4,7 +4,8 @@ Each rank compares its own anchors with the candidates of every rank: 1/W of the
 the matrix than a tile. What is exchanged besides the embeddings is of size [N]:
 
 - pairs: a key that is an anchor too (``symmetric``) has a part of its sum on every rank; the parts are added
-  up on its own rank, and its normaliser goes back to all. The gradients of keys and shared negatives go home.
+  up on its own rank, and its normaliser goes back to all. The gradients of keys and shared negatives are sent
+  to the ranks that hold those rows.
 - views and labels: an anchor's sum is complete on its own rank. Its normaliser goes to all ranks, where a
   pair's coefficient in both directions is computed, so that no gradient has to travel. The symmetry of the
   matrix is used on a rank's own rows and not across ranks.
@@ -45,7 +46,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import choose, moments
-from taufree.backends.autograd import Once, apply, uncompiled
+from taufree.backends.autograd import FirstDerivativeOnly, apply, uncompiled
 from taufree.backends.numerics import full_precision
 from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
@@ -101,7 +102,7 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
         contrast = replace(contrast, ids=contrast.ids.long())
     if contrast.labels is not None:
         contrast = replace(contrast, labels=contrast.labels.long())
-    groups = contrast.ids if contrast.labels is None else contrast.labels
+    groups = contrast.groups
     if groups is not None:
         groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
     count, own = None, ranks.span(ranks.rank, sizes)
@@ -131,13 +132,8 @@ class ShardedStep:
         self, contrast: Contrast, ranks: Ranks, sizes: Sequence[int], queues: Sequence[int],
         groups: Tensor | None, weights: Tensor | float | None,
     ) -> None:  # fmt: skip
-        self.contrast, self.ranks, self.sizes, self.groups, self.weights = (
-            contrast,
-            ranks,
-            sizes,
-            groups,
-            weights,
-        )
+        self.contrast, self.ranks, self.sizes = contrast, ranks, sizes
+        self.groups, self.weights = groups, weights
         self.keys: Gather | Ring | None = None
         self.queue: Gather | Ring | None = None
         if contrast.in_batch:
@@ -243,7 +239,7 @@ class _Sharded(torch.autograd.Function):
             found = ctx.step.backward(ctx.engine, upstream, ctx.wanted)
         cast = [None if g is None else g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = [None if g is None else Once.apply(ctx.backend, g, *inputs) for g in cast]
+            cast = [None if g is None else FirstDerivativeOnly.apply(ctx.backend, g, *inputs) for g in cast]
         return (None, None, None, *cast)
 
 

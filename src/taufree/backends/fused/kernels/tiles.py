@@ -222,8 +222,8 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
 
     dL/dL_i is upstream[i * step] * weight, that of the column j far_upstream[j * step] * weight.
     out is bfloat16, or float32 rounded to TF32; in split mode the rest follows after all columns.
-    LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS a pair of one label
-    is pushed by ``keep`` times its share of the sum and pulled by ``share``: labelled [2, N] and [2, M].
+    LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS dL/dlogit of a pair of one
+    label is keep times its share of the sum, minus its target; labelled [2, N] holds keep and target.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = first_row + ti * BM, first_col + tj * BN
