@@ -1,6 +1,9 @@
 """Devices and precisions are checked before anything starts."""
 
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from importlib.util import find_spec
 
@@ -83,3 +86,18 @@ def test_what_is_told_of_every_run_is_left_out(caplog, recwarn):
     assert "lr_scheduler.step" in steps
     silence_lightning()
     assert not announced(caplog, recwarn)
+
+
+def test_threads_are_those_that_were_asked_for_or_the_cores_of_the_process(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment.usable_cores() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,2")  # of nested parallel regions
+    assert environment.usable_cores() == 4
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    code = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+        "from taufree.util.machine import usable_cores; print(usable_cores())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "1\n"
+    assert environment.usable_cores() == len(os.sched_getaffinity(0))

@@ -57,6 +57,19 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
 
 
+def usable_cores() -> int:
+    """How many threads this process should use: OMP_NUM_THREADS if it is set, else the cores it may run on.
+
+    On a cluster these are the cores of the job, not those of the machine.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def versions() -> dict[str, str]:
     """The versions that a result may depend on; what is not installed is not named."""
     found = {"python": platform.python_version(), "taufree": __version__}

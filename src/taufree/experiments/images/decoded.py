@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from taufree.experiments.images.listing import ImageFile, Listing
 from taufree.util.cache import cache_folder, cached
+from taufree.util.machine import usable_cores
 
 CACHE_FORMAT = 3
 """Of the cached files; another number leaves those of before alone."""
@@ -158,7 +158,7 @@ def _decode_all(listing: Listing, side: int, folder: Path) -> None:
         except Exception:  # a damaged file can raise anything
             return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow's decoders run beside each other in threads
+    with ThreadPoolExecutor(usable_cores()) as pool:  # Pillow's decoders run beside each other in threads
         sizes = list(pool.map(size_of, files))
         if not any(sizes):
             raise ValueError(f"none of {len(files)} images can be read, {files[0].name} being the first.")

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from taufree.experiments.training import ranks
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
+from taufree.util.machine import usable_cores
 
 # Variables that libraries read when a process starts; others ignore them.
 _ENVIRONMENT = {
@@ -71,7 +72,7 @@ class _Worker:
 def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Generator[Event, None, None]:
     """Train all runs, ``jobs`` at a time, and yield what happens; closing the iterator stops the workers."""
     waiting = list(reversed(runs))
-    threads = max(1, (os.cpu_count() or 1) // (jobs * ranks.here()))
+    threads = max(1, usable_cores() // (jobs * ranks.here()))
     workers: list[_Worker] = []
     try:
         while waiting or any(worker.run for worker in workers):
