@@ -231,9 +231,9 @@ def test_auto_is_the_reference_when_small_and_blockwise_when_large(monkeypatch):
 
     called = []
     for name in BACKENDS:
-        original = backends.LOSSES[name]
+        original = backends.IMPLEMENTATIONS[name]
         monkeypatch.setitem(
-            backends.LOSSES,
+            backends.IMPLEMENTATIONS,
             name,
             lambda *args, name=name, original=original: (called.append(name), original(*args))[1],
         )

@@ -25,7 +25,7 @@ def check_options(link: Link | None, reduction: str, backend: str) -> Link:
 
 
 def check_alike(**embeddings: Tensor) -> None:
-    """Raises unless all are embeddings of one shape; they are called what the user calls them."""
+    """Raises unless all are embeddings [N, D] of one shape and device; errors name them by their keywords."""
     (name, x), *others = embeddings.items()
     _check_embeddings(name, x)
     for other, y in others:
@@ -33,6 +33,7 @@ def check_alike(**embeddings: Tensor) -> None:
 
 
 def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) -> None:
+    """Raises unless x is a dense floating-point tensor, on the device of ``like`` (its name and itself)."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
     if not x.is_floating_point():
@@ -56,6 +57,7 @@ def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = No
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:
+    """Raises unless x is an integer tensor [N] for the N rows of ``like``, on its device."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be an integer tensor, got {type(x).__name__}.")
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:

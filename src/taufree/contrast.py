@@ -1,4 +1,4 @@
-"""Who is compared with whom: anchors, their positives, their candidates, and who is left out."""
+"""Which rows are compared: anchors, their positives, their candidates, and the pairs that are left out."""
 
 from __future__ import annotations
 

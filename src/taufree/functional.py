@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.backends import LOSSES, choose, moments
+from taufree.backends import IMPLEMENTATIONS, choose, moments
 from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
 from taufree.checks import check_alike, check_float, check_integers, check_options
@@ -188,4 +188,4 @@ def _loss(
     labelled = contrast.labels is not None and reduction != "none"
     positives = contrast.positive_count() if labelled else None
     weights = anchor_weights(reduction, contrast.n, positives)
-    return LOSSES[choose(backend, contrast, link)](contrast, link, weights)
+    return IMPLEMENTATIONS[choose(backend, contrast, link)](contrast, link, weights)

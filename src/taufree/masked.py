@@ -18,7 +18,7 @@ __all__ = ["check_rows", "masked_logits", "masked_losses", "paired_logits", "pre
 
 
 def check_rows(**rows: Tensor) -> None:
-    """Raises unless all are embeddings [N, D] of one D; they are called what the library calls them."""
+    """Raises unless all are embeddings [N, D] of one D and device; errors name them by their keywords."""
     (first, like), *_ = rows.items()
     for name, x in rows.items():
         check_float(name, x, like=(first, like))

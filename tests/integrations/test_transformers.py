@@ -152,5 +152,5 @@ def test_bad_calls():
     hidden = {"query": torch.zeros(2, 5, 3), "key": torch.zeros(2, 5, 3)}  # of every token
     with pytest.raises(ValueError, match=r"^output 'query' must have shape \[N, D\] .* got \[2, 5, 3\]\.$"):
         ContrastiveLoss(taufree.NTXent(), "query", "key")(hidden, torch.zeros(2), 2)
-    with pytest.raises(ValueError, match="num_items_in_batch must say"):
+    with pytest.raises(ValueError, match="num_items_in_batch must be the number"):
         ContrastiveLoss(taufree.NTXent(), "query", "key")(outputs, torch.zeros(2))

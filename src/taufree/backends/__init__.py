@@ -23,7 +23,7 @@ class Backend(Protocol):
     def __call__(self, contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor: ...
 
 
-LOSSES: dict[str, Backend] = {
+IMPLEMENTATIONS: dict[str, Backend] = {
     "reference": reference.loss,
     "blockwise": blockwise.loss,
     "triton": fused.loss,

@@ -26,7 +26,7 @@ LOSSES = ("symmetric", "nt-xent")
 SLICE_SIZE = 2**26  # similarities that `truth` holds at a time
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Direction = Callable[[Tensor, Tensor, Tensor], Tensor]
+OneWayLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _taufree(backend: str, link: taufree.Link) -> Callable[[str], Loss]:
     return make
 
 
-def _twice(find: Callable[[], Direction]) -> Callable[[str], Loss]:
+def _twice(find: Callable[[], OneWayLoss]) -> Callable[[str], Loss]:
     """The symmetric loss from one direction, a function of unit rows, unit keys and the rows' own numbers."""
 
     def make(loss: str) -> Loss:
@@ -146,23 +146,23 @@ def _load(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def _linear_cross_entropy() -> Direction:
+def _linear_cross_entropy() -> OneWayLoss:
     fused = _load("torch.nn.functional", "linear_cross_entropy")
     return lambda u, v, own: fused(u / TAU, v, own)
 
 
-def _cut_cross_entropy() -> Direction:
+def _cut_cross_entropy() -> OneWayLoss:
     fused = _load("cut_cross_entropy", "linear_cross_entropy")
     # Its filter drops small probabilities from the gradient; without it the gradient is the loss's.
     return lambda u, v, own: fused(u / TAU, v, own, filter_eps=None)
 
 
-def _liger() -> Direction:
+def _liger() -> OneWayLoss:
     fused = _load("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss")()
     return lambda u, v, own: fused(v, u / TAU, own)
 
 
-def _inf_cl() -> Direction:
+def _inf_cl() -> OneWayLoss:
     fused = _load("inf_cl", "cal_inf_loss")
 
     def direction(u: Tensor, v: Tensor, own: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def _inf_cl() -> Direction:
     return direction
 
 
-def _info_nce_pytorch() -> Direction:
+def _info_nce_pytorch() -> OneWayLoss:
     one = _load("info_nce", "InfoNCE")(TAU)
     return lambda u, v, own: one(u, v)
 
