@@ -14,7 +14,14 @@ from taufree.links import Link
 class _Loss(nn.Module):
     """What the three losses share; the only state is what the link learns."""
 
-    def __init__(self, link: Link | None, reduction: str, gather_distributed: bool, backend: str) -> None:
+    def __init__(
+        self,
+        *,
+        link: Link | None = None,
+        reduction: str = "mean",
+        gather_distributed: bool = False,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         self.link = check_options(link, reduction, backend)
         self.reduction = reduction
@@ -59,7 +66,9 @@ class InfoNCE(_Loss):
         gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(link, reduction, gather_distributed, backend)
+        super().__init__(
+            link=link, reduction=reduction, gather_distributed=gather_distributed, backend=backend
+        )
         self.symmetric = symmetric
         self.in_batch = in_batch
 
@@ -94,16 +103,6 @@ class NTXent(_Loss):
         True
     """
 
-    def __init__(
-        self,
-        *,
-        link: Link | None = None,
-        reduction: str = "mean",
-        gather_distributed: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(link, reduction, gather_distributed, backend)
-
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
         """The loss of a batch; shapes as in ``nt_xent``."""
         return nt_xent(view_a, view_b, ids=ids, **self._options())
@@ -118,16 +117,6 @@ class SupCon(_Loss):
         >>> round(SupCon()(z, torch.tensor([0, 0, 1, 1])).item(), 4)
         0.0302
     """
-
-    def __init__(
-        self,
-        *,
-        link: Link | None = None,
-        reduction: str = "mean",
-        gather_distributed: bool = False,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__(link, reduction, gather_distributed, backend)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
