@@ -93,6 +93,34 @@ def test_the_twin_keeps_the_settings():
     assert not temperature_free(ClipLoss(use_logit_scale=True)).use_logit_scale
 
 
+class WithoutHorovod(open_clip.ClipLoss):
+    """The shape of the loss since open_clip has dropped Horovod."""
+
+    def __init__(self, local_loss=False, gather_with_grad=False, cache_labels=False, rank=0, world_size=1):
+        super().__init__(local_loss, gather_with_grad, cache_labels, rank, world_size)
+        del self.use_horovod
+
+
+def test_a_version_without_horovod_gets_what_it_takes(monkeypatch):
+    monkeypatch.setattr(open_clip, "ClipLoss", WithoutHorovod)
+    found = runpy.run_path(integration.__file__)
+    inputs = features()
+    for options in ({}, {"local_loss": True, "use_horovod": False}):
+        assert found["ClipLoss"](**options)(**inputs) == ClipLoss()(**inputs)
+    with pytest.raises(
+        ValueError, match=r"^use_horovod must be False, .* open_clip has no Horovod, got True"
+    ):
+        found["ClipLoss"](use_horovod=True, use_logit_scale=True)
+    twin = found["temperature_free"](WithoutHorovod(gather_with_grad=True, world_size=2))
+    assert isinstance(twin, found["ClipLoss"])
+    assert (twin.local_loss, twin.gather_with_grad, twin.world_size) == (False, True, 2)
+
+
+def test_an_argument_that_no_version_has_is_refused():
+    with pytest.raises(TypeError, match="horovod"):
+        ClipLoss(horovod=True)
+
+
 def test_what_cannot_be_done_is_said():
     with pytest.raises(TypeError, match=r"loss must be an open_clip ClipLoss, got CoCaLoss\."):
         temperature_free(open_clip.CoCaLoss(1.0, 1.0))

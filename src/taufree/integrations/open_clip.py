@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,8 @@ from taufree.util.optional import needs
 
 with needs("taufree[open-clip]", "open_clip"):
     import open_clip
+
+TAKEN = inspect.signature(open_clip.ClipLoss).parameters.keys()  # what the installed version takes
 
 
 class ClipLoss(open_clip.ClipLoss):
@@ -24,8 +29,9 @@ class ClipLoss(open_clip.ClipLoss):
     Args:
         local_loss, gather_with_grad, cache_labels, rank: accepted; they only matter with the learned scale.
         world_size: more than 1 contrasts with the batches of all ranks.
-        use_horovod: possible only with the learned scale.
+        use_horovod: possible only with the learned scale, and with a version of open_clip that has it.
         use_logit_scale: True is open_clip's own loss, with the scale that the model learns, to compare with.
+        kwargs: whatever else the installed version takes.
 
     Shape:
         image_features, text_features: [N, D]. The loss is a scalar; with ``output_dict`` it is under the key
@@ -48,8 +54,22 @@ class ClipLoss(open_clip.ClipLoss):
         world_size: int = 1,
         use_horovod: bool = False,
         use_logit_scale: bool = False,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(local_loss, gather_with_grad, cache_labels, rank, world_size, use_horovod)
+        if "use_horovod" in TAKEN:
+            kwargs["use_horovod"] = use_horovod
+        elif use_horovod:
+            raise ValueError(
+                "use_horovod must be False, as the installed open_clip has no Horovod, got True."
+            )
+        super().__init__(
+            local_loss=local_loss,
+            gather_with_grad=gather_with_grad,
+            cache_labels=cache_labels,
+            rank=rank,
+            world_size=world_size,
+            **kwargs,
+        )
         self.use_logit_scale = use_logit_scale
         if use_horovod and world_size > 1 and not use_logit_scale:
             raise ValueError(
@@ -88,8 +108,7 @@ def temperature_free(loss: open_clip.ClipLoss) -> ClipLoss:
     """The twin of an open_clip ``ClipLoss``, with its settings and without its temperature."""
     if type(loss) not in (open_clip.ClipLoss, ClipLoss):
         raise TypeError(f"loss must be an open_clip ClipLoss, got {type(loss).__name__}.")
-    names = ("local_loss", "gather_with_grad", "cache_labels", "rank", "world_size", "use_horovod")
-    return ClipLoss(**{name: getattr(loss, name) for name in names})
+    return ClipLoss(**{name: getattr(loss, name) for name in TAKEN})
 
 
 def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:
