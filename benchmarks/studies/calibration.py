@@ -40,7 +40,7 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.statistics import best_temperature, difference, spreads
 from taufree.experiments.settings import Settings
 from taufree.experiments.sweep.results import line_key
-from taufree.experiments.training.run import Run, run_key
+from taufree.experiments.training.run import LINK_SOURCE, Run, run_key
 from taufree.experiments.training.trainer import Training
 from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device
@@ -117,8 +117,12 @@ SIZES = {
 
 
 def distinguishing(settings: dict) -> dict:
-    """The settings that distinguish runs: how often one is evaluated while it trains changes nothing else."""
-    return {name: value for name, value in settings.items() if name != "knn_every"}
+    """The settings that distinguish runs: how often one is evaluated while it trains changes nothing else.
+
+    The alternatives' links are not known by their source: the results are older than that, and comments of
+    it may change.
+    """
+    return {name: value for name, value in settings.items() if name not in ("knn_every", LINK_SOURCE)}
 
 
 def small(line: dict) -> dict:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
+from taufree.util.source import source_digest
 
 NAMED_LINKS: dict[str, Callable[[], Link]] = {
     "free": LogOdds,
@@ -50,6 +51,11 @@ def make_link(name: str) -> Link:
 def temperature_of(name: str) -> float | None:
     """The fixed temperature of a link, None for the links that have none."""
     return None if name in NAMED_LINKS or name.startswith(GAIN) or OWN in name else float(name)
+
+
+def link_source(name: str) -> str | None:
+    """A digest of the code of a user's own link, None for the links of this package."""
+    return source_digest(name.partition(OWN)[0]) if OWN in name else None
 
 
 def describe(name: str) -> str:

@@ -150,10 +150,13 @@ class Recipe(ABC):
         """One row for each example that was judged; every run's rows are written as a CSV file."""
         return []
 
-    @classmethod
-    def own_data(cls, data: Path) -> bool:
-        """Whether a folder holds data of the user's own: runs on another folder are then other runs."""
-        return False
+    def content(self, data: Path | None) -> str | None:
+        """A text that changes with data of the user's own: runs on other data are other runs.
+
+        None where the data are always the same ones. It is called before the runs begin, so it is quick, and
+        raises as :meth:`load` does.
+        """
+        return None
 
 
 def choose_settings(

@@ -8,18 +8,17 @@ A recipe outside the package is one file: ``mine.py`` is the recipe ``mine`` in 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import pkgutil
 import sys
-import sysconfig
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from taufree import experiments
 from taufree.experiments.recipe import Recipe
+from taufree.util.source import is_installed
 
 
 def recipe_names() -> list[str]:
@@ -44,14 +43,6 @@ def find_recipe(name: str) -> type[Recipe]:
     if recipe.name != file.stem:  # worker processes and the results know it by this name alone
         raise ValueError(f"the recipe in {file} must have the name {file.stem!r}, got {recipe.name!r}.")
     return recipe
-
-
-def source_digest(recipe: type[Recipe]) -> str | None:
-    """A digest of the file of a user's own recipe, other for another version; None for this package's."""
-    module = sys.modules[recipe.__module__]
-    if module.__name__.startswith(f"{experiments.__name__}.") or module.__file__ is None:
-        return None
-    return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12]
 
 
 def _modules() -> dict[str, str]:
@@ -86,8 +77,7 @@ def _own_file(name: str) -> Path:
     found = Path(spec.origin) if spec and spec.origin else None
     if given.is_file() and not (found and found.is_file() and found.samefile(given)):
         raise ValueError(f"{given} has the name of another Python module; rename it.")
-    installed = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    if found is None or found.name != given.name or installed & set(found.parents):
+    if found is None or found.name != given.name or is_installed(found):
         raise ValueError(
             f"no recipe {name!r}: there are {', '.join(recipe_names())}, and any file such as mine.py."
         )

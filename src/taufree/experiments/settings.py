@@ -12,7 +12,7 @@ From these come the checks of values, the texts of ``taufree recipes`` and the p
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -101,10 +101,6 @@ class Settings:
     def __post_init__(self) -> None:
         for setting in list_settings(type(self)):
             setting.check(getattr(self, setting.name))
-
-    def recorded(self) -> dict[str, Any]:
-        """The settings as they stand in the results; runs with others are other runs."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

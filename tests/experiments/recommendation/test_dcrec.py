@@ -18,6 +18,7 @@ from taufree.experiments.recommendation.network import contrastive, divergence
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.trainer import train
+from taufree.util.errors import BadInputError
 from tests.support.breaking_off import assert_goes_on
 from tests.support.paths import DATA, needs_data
 from tests.support.shop import begun
@@ -166,7 +167,8 @@ def test_a_data_set_that_is_made_again_is_trained_on_again_if_it_is_another(shop
     assert run().key != key
     assert before.key == key  # of a run that had begun
     (tmp_path / "gone.inter").symlink_to(tmp_path / "nowhere")
-    assert run().key  # what cannot be read is refused when it is loaded
+    with pytest.raises(BadInputError, match=r"gone\.inter"):
+        run().key  # noqa: B018
 
 
 @pytest.mark.parametrize(

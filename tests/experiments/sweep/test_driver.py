@@ -108,3 +108,42 @@ def test_lines_of_other_settings_stay_out_of_the_outcome(tmp_path):
     assert outcome.lines == [same, more]
     assert outcome.done == 1
     assert sweep([run, longer], tmp_path, console=console).lines == [same, more, other]
+
+
+def test_results_of_another_version_of_taufree_are_named(tmp_path):
+    runs = [Run("digits", "free", seed, TINY) for seed in range(3)]
+    versions = ({"taufree": "0.0.1"}, {"taufree": taufree.__version__}, {"taufree": "0.0.1"})
+    lines = [line_of(run) | {"versions": of} for run, of in zip(runs, versions, strict=True)]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = io.StringIO()
+    sweep(runs, tmp_path, console=Console(file=log, width=500))
+    assert "3 of 3 runs are already in" in log.getvalue()
+    assert "Another version of taufree made 2 of them (2 by 0.0.1; this is" in log.getvalue()
+    log = io.StringIO()
+    sweep(runs[1:2], tmp_path, console=Console(file=log, width=500))
+    assert log.getvalue().strip().endswith("they are not run again.")
+
+
+@pytest.fixture
+def cubic(tmp_path, monkeypatch):
+    """A file with a link of the user's own."""
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "cubic_of_mine.py"
+    path.write_text("from taufree import Temperature\nclass Cubic(Temperature):\n    pass\n")
+    yield path
+    sys.modules.pop("cubic_of_mine", None)
+
+
+def test_one_version_of_a_link_of_ones_own_is_in_the_outcome(tmp_path, cubic):
+    free, old = Run("digits", "free", 0, TINY), Run("digits", "cubic_of_mine:Cubic", 0, TINY)
+    nameless = line_of(old)  # as it was written before versions were recorded
+    del (settings := dict(nameless["settings"]))["link_source"]
+    lines = [line_of(free), nameless | {"settings": settings}, line_of(old)]
+    cubic.write_text(cubic.read_text() + "# another version\n")
+    new = Run("digits", "cubic_of_mine:Cubic", 0, TINY)
+    lines.append(line_of(new))
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    console = Console(file=io.StringIO())
+    assert sweep([free], tmp_path, console=console).lines == [lines[0], lines[3]]
+    assert sweep([old], tmp_path, console=console).lines == [lines[0], lines[2]]
+    assert sweep([new], tmp_path, console=console).lines == [lines[0], lines[3]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from taufree.experiments.images.decoded import DecodedImages, load_images
-from taufree.experiments.images.listing import find_images
+from taufree.experiments.images.listing import Listing, find_images
 from taufree.experiments.images.simclr import SimCLR
 
 STORED_SIDE = 160
@@ -20,14 +20,14 @@ class FolderOfImages(SimCLR):
     data_source = "Your own: the folder --data holds train/CLASS and val/CLASS (or test/CLASS), or CLASS."
     example = "taufree run images --data FOLDER --links free,0.5 --set crop=96"
 
-    @classmethod
-    def own_data(cls, data: Path) -> bool:
-        return True
+    def content(self, data: Path | None) -> str:
+        return self._listing(data).fingerprint()
 
     def find(self, data: Path | None) -> DecodedImages:
+        return load_images(self._listing(data), STORED_SIDE)
+
+    def _listing(self, data: Path | None) -> Listing:
         if data is None:
             raise ValueError("the recipe images needs --data FOLDER, a folder with a folder for each class.")
         listing = find_images(data)
-        if self.settings.subset:
-            listing = listing.thinned(self.settings.subset)
-        return load_images(listing, STORED_SIDE)
+        return listing.thinned(self.settings.subset) if self.settings.subset else listing

@@ -42,13 +42,16 @@ class Listing:
     val: tuple[ImageFile, ...]
 
     def fingerprint(self) -> str:
-        """A text that changes with the images, their labels, the times of their files and their parts."""
+        """A text that changes with the images, their labels, the times of their files and their parts.
+
+        Files are known by their names in the folder, so that a folder may be moved.
+        """
         digest = hashlib.sha256()
         times = {path: path.stat().st_mtime_ns for path in {file.path for file in self.train + self.val}}
         for part in (self.train, self.val):
             for file in part:
-                fields = (file.path.absolute(), file.name, file.label, file.start, file.size)
-                digest.update(repr((*map(str, fields), times[file.path])).encode())
+                fields = (file.name, file.label, file.start, file.size, times[file.path])
+                digest.update(repr(fields).encode())
             digest.update(b"next part")
         return digest.hexdigest()[:20]
 

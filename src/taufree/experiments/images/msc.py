@@ -28,7 +28,7 @@ from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_back
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import DecodedImages, from_arrays, load_images
 from taufree.experiments.images.image_recipe import ImageRecipe, ViewSettings
-from taufree.experiments.images.listing import find_cases
+from taufree.experiments.images.listing import Listing, find_cases
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
@@ -115,21 +115,22 @@ class MSC(ImageRecipe):
                 f"the {len(tested)} test images must be normal and anomalous ones, but are all of one kind."
             )
 
-    @classmethod
-    def own_data(cls, data: Path) -> bool:
-        return not os.path.isfile(data / "cifar10.npz")  # Path's raises where the name is too long
+    def content(self, data: Path | None) -> str | None:
+        return None if data is None or _holds_cifar10(data) else self._listing(data).fingerprint()
 
     def find(self, data: Path | None) -> DecodedImages:
-        chosen = self.settings
-        if data is None or not self.own_data(data):
+        if data is None or _holds_cifar10(data):
             return self._find_cifar10(data)
-        listing = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
-        if chosen.subset:
-            listing = listing.thinned(chosen.subset)
+        listing = self._listing(data)
         images = load_images(listing, STORED_SIDE)
         skipped = set(images.skipped)
         self._names = [file.name for file in listing.val if file.name not in skipped]
         return images
+
+    def _listing(self, data: Path) -> Listing:
+        chosen = self.settings
+        listing = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
+        return listing.thinned(chosen.subset) if chosen.subset else listing
 
     def _find_cifar10(self, data: Path | None) -> DecodedImages:
         if self.settings.normal not in CLASSES:
@@ -212,3 +213,7 @@ class MSC(ImageRecipe):
 
     def _auc(self, distances: Tensor) -> float:
         return 100 * float(roc_auc_score(self._anomalous, distances.cpu().numpy()))
+
+
+def _holds_cifar10(data: Path) -> bool:
+    return os.path.isfile(data / "cifar10.npz")  # Path's raises where the name is too long

@@ -8,7 +8,6 @@ epoch by the test items themselves and trains on the validation items.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -78,15 +77,6 @@ class DCRecSettings(BatchSettings):
     longest: Annotated[int, "Items of a history at most.", Bounds(1)] = 50
     users: Annotated[int, "Read so many users at most; 0 is all."] = 0
 
-    def recorded(self) -> dict[str, Any]:
-        """With what is in a folder of the user's own: a data set that is made again may be another one."""
-        recorded = super().recorded()
-        if self.dataset not in NAMED_DATASETS:
-            folder = Path(self.dataset)
-            with suppress(OSError):  # what cannot be read is named when it is loaded
-                recorded["content"] = content_digest(folder, modification_times(folder))
-        return recorded
-
 
 class _Judge(NamedTuple):
     """What is judged: numbers of rows with their slots, and the target [N] and negatives [N, K] of each."""
@@ -133,7 +123,14 @@ class DCRec(Accelerated):
 
     settings: DCRecSettings
 
-    def load(self, data: Path | None) -> None:
+    def content(self, data: Path | None) -> str | None:
+        """Of a folder of the user's own: a data set that is made again may be another one."""
+        if self.settings.dataset in NAMED_DATASETS:
+            return None
+        folder = self._folder(data)
+        return content_digest(folder, modification_times(folder))
+
+    def _folder(self, data: Path | None) -> Path:
         chosen = self.settings
         if chosen.dataset in NAMED_DATASETS and data is None:
             raise ValueError(
@@ -148,6 +145,10 @@ class DCRec(Accelerated):
                 f"No such folder: {folder}; dataset must be {', '.join(NAMED_DATASETS)} or a folder that "
                 "taufree sequences made."
             )
+        return folder
+
+    def load(self, data: Path | None) -> None:
+        chosen, folder = self.settings, self._folder(data)
         found = load_dataset(folder, chosen.longest, chosen.users, modification_times(folder))
         self.data, self.neighbours, self.negatives = found
         self.notes = list(self.data.notes)

@@ -6,20 +6,22 @@ import contextlib
 import json
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from taufree import distributed
+from taufree import __version__, distributed
 from taufree.experiments.link_names import describe
 from taufree.experiments.sweep.local import Event, work
 from taufree.experiments.sweep.results import Line, Results, line_key
 from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import Run, run_key
+from taufree.experiments.training.run import LINK_SOURCE, Run, run_key, share_contents
 from taufree.util.errors import BadInputError
 
 
@@ -59,6 +61,7 @@ def sweep(
         every: seconds between checkpoints.
         on_result: called with each run's line as soon as it is there.
     """
+    share_contents(runs)
     if ranks.rank():
         return _help(runs, out / "checkpoints", every)
     failed: dict[Run, str] = {}
@@ -66,14 +69,15 @@ def sweep(
     with Results(
         out, lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
     ) as results:
-        there = {line_key(line) for line in results.read()}
+        there = {line_key(line): line for line in results.read()}
         missing = [run for run in runs if run.key not in there]
         if ranks.world() > 1:
             distributed.from_first(json.dumps([run.key for run in missing]))
+        unseen = ", even if the data have changed" * any(run.data and not run.content for run in runs)
         if there_already := len(runs) - len(missing):
             console.print(
                 f"{there_already} of {len(runs)} runs are already in {results.path}; "
-                "they are not run again, even if the data have changed.",
+                f"they are not run again{unseen}.{_of_other_versions([there.get(run.key) for run in runs])}",
                 markup=False,
                 soft_wrap=True,
             )
@@ -96,10 +100,38 @@ def sweep(
             interrupted = True
         if checkpoints.is_dir() and not any(checkpoints.iterdir()):
             shutil.rmtree(checkpoints)
-        kinds = {run_key(run.recipe, "", 0, run.recorded_settings) for run in runs}
-        lines = [line for line in results.read() if run_key(line["recipe"], "", 0, line["settings"]) in kinds]
+        lines = _comparable(results.read(), runs)
     asked = {run.key for run in runs}
     return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted)
+
+
+def _comparable(lines: Sequence[Line], runs: Sequence[Run]) -> list[Line]:
+    """The lines with the settings of any of the runs, of any link and seed.
+
+    Of a link of the user's own, one version: that of the runs or, where they are without it, the newest.
+    """
+
+    def kind(recipe: str, settings: dict[str, Any]) -> str:
+        return run_key(recipe, "", 0, {**settings, LINK_SOURCE: None})
+
+    kinds = {kind(run.recipe, run.recorded_settings) for run in runs}
+    found = [line for line in lines if kind(line["recipe"], line["settings"]) in kinds]
+    version = {line["link"]: line["settings"].get(LINK_SOURCE) for line in found}
+    version |= {run.link: run.recorded_settings.get(LINK_SOURCE) for run in runs}
+    return [line for line in found if line["settings"].get(LINK_SOURCE) == version[line["link"]]]
+
+
+def _of_other_versions(lines: Sequence[Line | None]) -> str:
+    """A sentence about the lines that another version of taufree has written, if there are any."""
+    found = Counter(line["versions"].get("taufree", __version__) for line in lines if line)
+    del found[__version__]
+    if not found:
+        return ""
+    counts = ", ".join(f"{count} by {version}" for version, count in sorted(found.items()))
+    return (
+        f" Another version of taufree made {found.total()} of them ({counts}; this is {__version__}), whose "
+        "results may differ: choose another --out to run them again."
+    )
 
 
 def _help(runs: Sequence[Run], checkpoints: Path, every: float) -> Outcome:

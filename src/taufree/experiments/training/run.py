@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from taufree.experiments.registry import find_recipe, source_digest
+from taufree.experiments.link_names import link_source
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.settings import Settings
+from taufree.util.errors import BadInputError
+from taufree.util.source import source_digest
+
+LINK_SOURCE = "link_source"
+"""The setting, as recorded, that has the version of a user's own link."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +34,23 @@ class Run:
 
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
-        """The settings as they stand in the results, with the precision, the folder of a user's own data, and
-        the version of a user's own recipe."""
-        recipe = find_recipe(self.recipe)
-        recorded = {**self.settings.recorded(), "precision": self.precision}
-        if self.data is not None and recipe.own_data(self.data):
-            recorded["data"] = str(self.data.resolve())
-        if source := source_digest(recipe):
-            recorded["source"] = source
-        return recorded
+        """The settings as they stand in the results, with the precision, and with what identifies the data,
+        the recipe and the link where they are the user's own."""
+        own = {
+            "content": self.content,
+            "source": source_digest(find_recipe(self.recipe).__module__),
+            LINK_SOURCE: link_source(self.link),
+        }
+        recorded = {**asdict(self.settings), "precision": self.precision}
+        return recorded | {name: value for name, value in own.items() if value is not None}
+
+    @cached_property
+    def content(self) -> str | None:
+        """What identifies the user's own data, see :meth:`.Recipe.content`."""
+        try:
+            return find_recipe(self.recipe)(self.settings).content(self.data)
+        except (ValueError, OSError) as error:
+            raise BadInputError(str(error)) from error
 
     @property
     def key(self) -> str:
@@ -46,6 +61,14 @@ class Run:
     def slug(self) -> str:
         """A folder name of its own."""
         return run_slug(self.recipe, self.link, self.seed, self.recorded_settings)
+
+
+def share_contents(runs: Sequence[Run]) -> None:
+    """Look once at the data that runs have in common, which may be many files."""
+    first: dict[tuple[str, Settings, Path | None], Run] = {}
+    for run in runs:
+        same = first.setdefault((run.recipe, run.settings, run.data), run)
+        vars(run)["content"] = same.content
 
 
 def run_key(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
