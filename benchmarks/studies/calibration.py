@@ -133,6 +133,8 @@ def small(line: dict) -> dict:
 
 def runs_of(name: str, chosen: argparse.Namespace) -> list[Run]:
     task = TASKS[name]
+    if (folder := str(Path(__file__).parent)) not in sys.path:
+        sys.path.append(folder)  # where alternatives:CLASS is imported from, also by workers
     device, precision = device_and_precision(chosen, find_recipe(task.recipe))
     return [
         Run(task.recipe, link, seed, task.settings, precision, device, chosen.data)
