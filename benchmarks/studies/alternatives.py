@@ -16,7 +16,7 @@ from scipy.special import betaincinv, betaln
 from torch import Tensor
 
 from taufree import CalibratedLogOdds, Link, LogOdds
-from taufree.backends.moments import Measure
+from taufree.backends.moments import ContrastMeasure
 from taufree.backends.numerics import normalize
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory.closed_forms import null_log_odds
@@ -44,7 +44,7 @@ class Centred(CalibratedLogOdds):
     far the cosines spread about it distinguishes the negatives.
     """
 
-    def prepare(self, measure: Measure) -> LogOdds:
+    def prepare(self, measure: ContrastMeasure) -> LogOdds:
         def own() -> tuple[Tensor, Tensor]:
             moment = self.moment_of(negatives(measure.contrast))
             return moment.clamp(min=1 / measure.contrast.anchors.shape[1]), torch.zeros_like(moment)
@@ -88,7 +88,7 @@ class WithCount(CalibratedLogOdds):
         super().__init__()
         self.register_buffer("count", torch.ones(()))
 
-    def prepare(self, measure: Measure) -> LogOdds:
+    def prepare(self, measure: ContrastMeasure) -> LogOdds:
         if self.training:
             self.count.fill_(negatives(measure.contrast).numel() / measure.contrast.n)
         return super().prepare(measure)
