@@ -67,7 +67,9 @@ def test_the_other_settings_are_kept():
     assert found.memory_bank.bank.equal(bank.memory_bank.bank)
     assert found.memory_bank.bank_ptr == 8
     pairs = losses.NTXentLoss(0.3, reducer=reducers.ThresholdReducer(low=0.1))
-    assert temperature_free(pairs).reducer.low == 0.1
+    found = temperature_free(pairs)
+    assert found.reducer.low == 0.1
+    assert found.loss_method.__self__ is found  # a bound method among the attributes
     weighted = temperature_free(lightly.loss.DCLWLoss(0.3, sigma=0.7))
     assert weighted.weight_fn.keywords == {"sigma": 0.7}
     assert temperature_free(lightly.loss.DCLLoss(weight_fn=max)).weight_fn is max

@@ -5,6 +5,7 @@ The drop-ins of other libraries use it for what the functions of taufree.functio
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from taufree.backends import moments, numerics, reference
@@ -14,7 +15,15 @@ from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype
 from taufree.links import Link
 
-__all__ = ["check_rows", "masked_logits", "masked_losses", "paired_logits", "prepare", "similarity"]
+__all__ = [
+    "check_rows",
+    "masked_logits",
+    "masked_losses",
+    "paired_logits",
+    "prepare",
+    "prepare_by_mask",
+    "similarity",
+]
 
 
 def check_rows(**rows: Tensor) -> None:
@@ -31,6 +40,20 @@ def check_rows(**rows: Tensor) -> None:
 def prepare(link: Link, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Link:
     """The link that one loss uses, measured on these embeddings if it measures; call it once a loss."""
     return link.prepare(moments.ContrastMeasure(Contrast(query, positive_key, queue=negative_keys)))
+
+
+def prepare_by_mask(link: Link, gap: Tensor, rise: Tensor, negatives: Tensor, dimensions: int) -> Link:
+    """The link that one loss uses, measured on the pairs of ``negatives``, booleans [N, M]; once a loss.
+
+    The measure that it is given has no ``contrast``.
+    """
+
+    @torch.no_grad()
+    def measure() -> tuple[Tensor, Tensor]:
+        squares = ((rise - gap) / 2).square().masked_fill(~negatives, 0)
+        return moments.summary(moments.sums(squares.sum(1), negatives.sum(1)), dimensions)
+
+    return link.prepare(measure)
 
 
 def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,6 +77,8 @@ def masked_losses(
         anchors, samples: [N, D] and [M, D].
         positives, candidates: booleans [N, M]; a positive must be a candidate.
     """
-    logits = masked_logits(link, *similarity(anchors, samples), ~candidates)
+    gap, rise = similarity(anchors, samples)
+    link = prepare_by_mask(link, gap, rise, candidates & ~positives, anchors.shape[1])
+    logits = masked_logits(link, gap, rise, ~candidates)
     losses = reference.by_label(logits, positives, positives.sum(1))
     return losses.to(result_dtype(anchors, samples))

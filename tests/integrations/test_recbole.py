@@ -147,6 +147,27 @@ def test_ncl_with_a_number_is_recboles_own_loss_and_without_it_is_free():
     assert free.item() != pytest.approx(theirs.ssl_layer_loss(current, previous, *batch).item(), rel=1e-2)
 
 
+def test_link_and_backend_are_attributes():
+    model = bare(NCL, taufree.LearnableTemperature())
+    batch = torch.tensor([0, 3, 3, 5]), torch.tensor([4, 0, 1, 1])
+    assert set(model.state_dict()) == {"link.log_scale"}
+    assert "(link): LearnableTemperature(" in repr(model)
+    assert "backend='auto'" in repr(model)
+    model.link = None
+    assert isinstance(model.link, LogOdds)
+    model.backend = "triton"  # which needs a GPU, so the error shows that it was asked for
+    for call in (
+        lambda: model.ssl_layer_loss(*torch.randn(2, 11, 4), *batch),
+        lambda: model.ProtoNCE_loss(torch.randn(11, 4), *batch),
+    ):
+        with pytest.raises(ValueError, match=r'^backend="triton" cannot compute'):
+            call()
+    with pytest.raises(TypeError, match=r"^link must be a taufree\.Link"):
+        model.link = 0.5
+    model.temperature = 0.5  # a model's own, of another term
+    assert isinstance(model.link, LogOdds)
+
+
 def test_all_rows_are_candidates_once():
     torch.manual_seed(0)
     query, rows = torch.randn(4, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)

@@ -44,8 +44,19 @@ class ContrastMeasure:
         return measure(self.contrast)
 
 
+def sums(total: Tensor, count: Tensor) -> Tensor:
+    """[3]: how many anchors have negatives; the sums of their means, and of these means' squares.
+
+    ``total`` [N] are the anchors' sums of squared cosines over their negatives, ``count`` [N] how many.
+    """
+    wide = wide_dtype(total.device)
+    some = count > 0
+    mean = (total.to(wide).clamp(min=0) / count).where(some, 0)
+    return torch.stack([some.sum().to(wide), mean.sum(), mean.square().sum()])
+
+
 def summary(sums: Tensor, dimensions: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard error from :meth:`Squares.sums`, of one process or added up over ranks.
+    """Mean and standard error from :func:`sums`, of one process or added up over ranks.
 
     The mean is a U-statistic of degree two, since each row is in many pairs, so that its standard error is
     twice that of a mean of independent values: 2 std(x_i) / sqrt(N) with x_i the anchors' means. That takes
@@ -120,11 +131,8 @@ class Squares:
             self.count += m
 
     def sums(self) -> Tensor:
-        """[3]: how many anchors have negatives; the sums of their means, and of these means' squares."""
-        wide = wide_dtype(self.u.device)
-        some = self.count > 0
-        mean = (self.total.to(wide).clamp(min=0) / self.count).where(some, 0)
-        return torch.stack([some.sum().to(wide), mean.sum(), mean.square().sum()])
+        """What :func:`sums` gives for all that was added."""
+        return sums(self.total, self.count)
 
     def _unit(self, x: Tensor) -> Tensor:
         """Unit rows of the sums' dtype, some at a time: they come from float64, where no square overflows."""

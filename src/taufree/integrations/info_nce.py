@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 import taufree
-from taufree.integrations import as_twin, link_of
+from taufree.integrations import Linked, as_twin, link_of
+from taufree.links import Link
 from taufree.util.optional import needs
 
 with needs("taufree[info-nce]", "info_nce"):
@@ -15,7 +16,7 @@ __all__ = ["InfoNCE", "info_nce", "temperature_free"]
 DIMENSIONS = {"unpaired": 2, "paired": 3}
 
 
-class InfoNCE(original.InfoNCE):
+class InfoNCE(Linked, original.InfoNCE):
     """`info_nce.InfoNCE` with ``temperature=None`` by default; see ``info_nce``.
 
     Examples:
@@ -26,14 +27,27 @@ class InfoNCE(original.InfoNCE):
     """
 
     def __init__(
-        self, temperature: float | None = None, reduction: str = "mean", negative_mode: str = "unpaired"
+        self,
+        temperature: float | None = None,
+        reduction: str = "mean",
+        negative_mode: str = "unpaired",
+        *,
+        link: Link | None = None,
+        backend: str = "auto",
     ) -> None:
-        link_of(temperature)
+        link_of(temperature, link=link)
         super().__init__(temperature, reduction, negative_mode)
+        self._set_options(temperature, link, backend)
 
     def forward(self, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Tensor:
         return info_nce(
-            query, positive_key, negative_keys, self.temperature, self.reduction, self.negative_mode
+            query,
+            positive_key,
+            negative_keys,
+            reduction=self.reduction,
+            negative_mode=self.negative_mode,
+            link=self.link,
+            backend=self.backend,
         )
 
 
@@ -44,6 +58,9 @@ def info_nce(
     temperature: float | None = None,
     reduction: str = "mean",
     negative_mode: str = "unpaired",
+    *,
+    link: Link | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """`info_nce.info_nce` with ``temperature=None`` by default.
 
@@ -53,6 +70,8 @@ def info_nce(
         temperature: None for the log-odds, else the original's loss.
         reduction: "mean", "sum" or "none".
         negative_mode: "unpaired" or "paired".
+        link: any other link, instead of a temperature.
+        backend: see ``taufree.info_nce``.
     """
     if negative_mode not in DIMENSIONS:
         raise ValueError(f"negative_mode must be one of {tuple(DIMENSIONS)}, got {negative_mode!r}.")
@@ -62,11 +81,16 @@ def info_nce(
             f"negative_mode={negative_mode!r}, got shape {list(negative_keys.shape)}."
         )
     return taufree.info_nce(
-        query, positive_key, negative_keys, link=link_of(temperature), reduction=reduction
+        query,
+        positive_key,
+        negative_keys,
+        link=link_of(temperature, link=link),
+        reduction=reduction,
+        backend=backend,
     )
 
 
 def temperature_free(loss: original.InfoNCE) -> InfoNCE:
     """A copy of ``loss`` without its temperature."""
-    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE}, temperature=None)
+    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE})
     return twin

@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 from taufree import info_nce, nt_xent
 from taufree.checks import check_alike
 from taufree.dtypes import result_dtype
-from taufree.integrations import as_twin, decoupled, link_of, positive
+from taufree.integrations import Linked, as_twin, decoupled, link_of, positive
+from taufree.links import Link
 from taufree.masked import paired_logits
 from taufree.util.optional import needs
 
@@ -21,7 +22,7 @@ with needs("taufree[lightly]", "lightly"):
     from lightly.models.modules.memory_bank import MemoryBankModule
 
 
-class NTXentLoss(original.NTXentLoss):
+class NTXentLoss(Linked, original.NTXentLoss):
     """`lightly.loss.NTXentLoss` with ``temperature=None`` by default.
 
     The memory bank is lightly's: a checkpoint fits both. With ``gather_distributed`` the value is the
@@ -32,6 +33,8 @@ class NTXentLoss(original.NTXentLoss):
         memory_bank_size: 0 for SimCLR; (size, D) for MoCo, where the keys of past batches are the negatives;
             a size alone takes D from the first batch.
         gather_distributed: contrast with the batches of all ranks; with a bank, store them.
+        link: any other link, instead of a temperature.
+        backend: see ``taufree.nt_xent``.
 
     Shape:
         out0, out1: [N, D]; the result is a scalar.
@@ -51,19 +54,21 @@ class NTXentLoss(original.NTXentLoss):
         temperature: float | None = None,
         memory_bank_size: int | Sequence[int] = 0,
         gather_distributed: bool = False,
+        *,
+        link: Link | None = None,
+        backend: str = "auto",
     ) -> None:
-        link_of(temperature)
+        link_of(temperature, link=link)
         if not isinstance(memory_bank_size, int | Sequence):
             got = type(memory_bank_size).__name__
             raise TypeError(f"memory_bank_size must be an integer or a pair (size, D), got {got}.")
         if isinstance(memory_bank_size, int) and memory_bank_size > 0:
             self.size_without_width, memory_bank_size = memory_bank_size, 0
         super().__init__(1.0 if temperature is None else temperature, memory_bank_size, gather_distributed)
-        self.temperature = temperature
+        self._set_options(temperature, link, backend)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         check_alike(out0=out0, out1=out1)
-        link = link_of(self.temperature)
         if self.size_without_width:
             size = (self.size_without_width, out1.shape[1])
             with torch.inference_mode(False):  # a trainer's first call may be an evaluation
@@ -75,11 +80,18 @@ class NTXentLoss(original.NTXentLoss):
         unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
         negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
         if negatives is None:
-            return nt_xent(out0, out1, link=link, gather_distributed=self.gather_distributed)
-        return info_nce(out0, out1, negatives.T.to(out0.device), link=link)
+            return nt_xent(
+                out0,
+                out1,
+                link=self.link,
+                gather_distributed=self.gather_distributed,
+                backend=self.backend,
+            )
+        negatives = negatives.T.to(out0.device)
+        return info_nce(out0, out1, negatives, link=self.link, backend=self.backend)
 
 
-class DCLLoss(original.DCLLoss):
+class DCLLoss(Linked, original.DCLLoss):
     r"""`lightly.loss.DCLLoss`, the decoupled loss, with ``temperature=None`` by default.
 
     The positive leaves the denominator, so an anchor's loss is the logarithm of S / p, with p the positive's
@@ -94,6 +106,8 @@ class DCLLoss(original.DCLLoss):
         weight_fn: called with the normalised views, [N, D] each; returns the weights of the first view's
             positives, [N].
         gather_distributed: contrast with the batches of all ranks; the value is that of the own rows.
+        link: any other link, instead of a temperature.
+        backend: see ``taufree.nt_xent``.
 
     Examples:
         >>> views = torch.eye(4, 8), torch.eye(4, 8) + 0.5 * torch.eye(4, 8).roll(1, 1)
@@ -106,20 +120,30 @@ class DCLLoss(original.DCLLoss):
         temperature: float | None = None,
         weight_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         gather_distributed: bool = False,
+        *,
+        link: Link | None = None,
+        backend: str = "auto",
     ) -> None:
-        link_of(temperature)
+        link_of(temperature, link=link)
         super().__init__(temperature, weight_fn, gather_distributed)
+        self._set_options(temperature, link, backend)
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         check_alike(out0=out0, out1=out1)
-        link = link_of(self.temperature)
-        coupled = nt_xent(out0, out1, link=link, reduction="none", gather_distributed=self.gather_distributed)
+        coupled = nt_xent(
+            out0,
+            out1,
+            link=self.link,
+            reduction="none",
+            gather_distributed=self.gather_distributed,
+            backend=self.backend,
+        )
         alone = coupled == 0
         losses = decoupled(coupled)
         if self.weight_fn is not None:
             views = normalize(out0, dim=1), normalize(out1, dim=1)
             weights = torch.cat([self._weights(*views), self._weights(*views[::-1])])
-            positive = paired_logits(out0, out1, link)
+            positive = paired_logits(out0, out1, self.link)  # which nt_xent has prepared
             losses = losses + (1 - weights) * positive.repeat(2).to(losses.dtype)
         return losses.masked_fill(alone, 0).mean()
 
@@ -130,15 +154,22 @@ class DCLLoss(original.DCLLoss):
         return found.expand(len(out0))
 
 
-class DCLWLoss(DCLLoss):
+class DCLWLoss(DCLLoss, original.DCLWLoss):
     """`lightly.loss.DCLWLoss`: ``DCLLoss`` with lightly's von Mises-Fisher weights."""
 
     def __init__(
-        self, temperature: float | None = None, sigma: float = 0.5, gather_distributed: bool = False
+        self,
+        temperature: float | None = None,
+        sigma: float = 0.5,
+        gather_distributed: bool = False,
+        *,
+        link: Link | None = None,
+        backend: str = "auto",
     ) -> None:
+        link_of(temperature, link=link)
         positive(sigma, "sigma")
-        weight_fn = original.DCLWLoss(sigma=sigma).weight_fn
-        super().__init__(temperature, weight_fn, gather_distributed)
+        original.DCLWLoss.__init__(self, temperature, sigma, gather_distributed)
+        self._set_options(temperature, link, backend)
 
 
 def temperature_free(loss: Any) -> Any:
@@ -148,4 +179,4 @@ def temperature_free(loss: Any) -> Any:
         original.DCLLoss: DCLLoss,
         original.DCLWLoss: DCLWLoss,
     }
-    return as_twin(loss, twins, temperature=None)
+    return as_twin(loss, twins)

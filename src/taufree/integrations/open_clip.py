@@ -6,11 +6,13 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from taufree import distributed
 from taufree.checks import check_alike
 from taufree.functional import info_nce
+from taufree.integrations import Linked, free_options
+from taufree.links import Link
 from taufree.util.optional import needs
 
 with needs("taufree[open-clip]", "open_clip"):
@@ -19,18 +21,20 @@ with needs("taufree[open-clip]", "open_clip"):
 TAKEN = inspect.signature(open_clip.ClipLoss).parameters.keys()  # what the installed version takes
 
 
-class ClipLoss(open_clip.ClipLoss):
+class ClipLoss(Linked, open_clip.ClipLoss):
     """CLIP's loss, the mean of image-to-text and text-to-image, on the log-odds of the cosines.
 
-    The arguments are open_clip's, and one more. Over several ranks the gradient is always that of one process
-    on the whole batch, for any ``local_loss`` and ``gather_with_grad``, and no rank holds the matrix of
-    all pairs.
+    The arguments are open_clip's, and three more. Over several ranks the gradient is always that of one
+    process on the whole batch, for any ``local_loss`` and ``gather_with_grad``, and no rank holds the matrix
+    of all pairs.
 
     Args:
         local_loss, gather_with_grad, cache_labels, rank: accepted; they only matter with the learned scale.
         world_size: more than 1 contrasts with the batches of all ranks.
         use_horovod: possible only with the learned scale, and with a version of open_clip that has it.
         use_logit_scale: True is open_clip's own loss, with the scale that the model learns, to compare with.
+        link: any other link than the log-odds; None with the learned scale.
+        backend: see ``taufree.info_nce``; the learned scale allows "auto" and "reference".
         kwargs: whatever else the installed version takes.
 
     Shape:
@@ -45,6 +49,9 @@ class ClipLoss(open_clip.ClipLoss):
         True
     """
 
+    temperature_name = None
+    use_logit_scale = False
+
     def __init__(
         self,
         local_loss: bool = False,
@@ -54,6 +61,9 @@ class ClipLoss(open_clip.ClipLoss):
         world_size: int = 1,
         use_horovod: bool = False,
         use_logit_scale: bool = False,
+        *,
+        link: Link | None = None,
+        backend: str = "auto",
         **kwargs: Any,
     ) -> None:
         if "use_horovod" in TAKEN:
@@ -71,10 +81,26 @@ class ClipLoss(open_clip.ClipLoss):
             **kwargs,
         )
         self.use_logit_scale = use_logit_scale
+        self._set_options(None, link, backend)
         if use_horovod and world_size > 1 and not use_logit_scale:
             raise ValueError(
                 "use_horovod must be False, since the batches are gathered by torch.distributed."
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """With the scale that the model learns there is no link: it is None then."""
+        if name == "link" and self.use_logit_scale:
+            if value is not None:
+                got = type(value).__name__
+                raise ValueError(f"link must be None with use_logit_scale=True, open_clip's loss, got {got}.")
+            nn.Module.__setattr__(self, "link", None)  # type: ignore[arg-type]
+            return
+        super().__setattr__(name, value)
+        if name == "use_logit_scale" and (value or getattr(self, "link", None) is None):
+            self.link = None  # type: ignore[assignment]
+
+    def extra_repr(self) -> str:
+        return f"use_logit_scale={self.use_logit_scale}, {super().extra_repr()}"
 
     def forward(
         self,
@@ -85,6 +111,7 @@ class ClipLoss(open_clip.ClipLoss):
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
         if self.use_logit_scale:
+            self._check_dense("use_logit_scale=True")
             if logit_scale is None:
                 raise ValueError("logit_scale must be given with use_logit_scale=True, got None.")
             bias = {} if logit_bias is None else {"logit_bias": logit_bias}  # unknown to older versions
@@ -98,7 +125,14 @@ class ClipLoss(open_clip.ClipLoss):
             raise ValueError(
                 f"world_size={self.world_size} needs torch.distributed.init_process_group() on all ranks."
             )
-        loss = info_nce(image_features, text_features, symmetric=True, gather_distributed=several)
+        loss = info_nce(
+            image_features,
+            text_features,
+            symmetric=True,
+            link=self.link,
+            gather_distributed=several,
+            backend=self.backend,
+        )
         for unused in (logit_scale, logit_bias):
             loss = _attach(loss, unused)
         return {"contrastive_loss": loss} if output_dict else loss
@@ -108,7 +142,7 @@ def temperature_free(loss: open_clip.ClipLoss) -> ClipLoss:
     """The twin of an open_clip ``ClipLoss``, with its settings and without its temperature."""
     if type(loss) not in (open_clip.ClipLoss, ClipLoss):
         raise TypeError(f"loss must be an open_clip ClipLoss, got {type(loss).__name__}.")
-    return ClipLoss(**{name: getattr(loss, name) for name in TAKEN})
+    return ClipLoss(**{name: getattr(loss, name) for name in TAKEN}, **free_options(loss))
 
 
 def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:

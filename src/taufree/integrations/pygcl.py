@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from taufree import info_nce, nt_xent
-from taufree.integrations import as_twin, link_of
+from taufree.integrations import Linked, as_twin, link_of
+from taufree.links import LearnableTemperature, Link, Temperature
 from taufree.masked import check_rows, masked_losses
 from taufree.util.optional import needs
 
@@ -16,7 +17,7 @@ with needs("taufree[pygcl]", "GCL"):
     from GCL import losses as original
 
 
-class InfoNCE(original.InfoNCE):
+class InfoNCE(Linked, original.InfoNCE):
     """`GCL.losses.InfoNCE` with ``tau=None`` by default, for SingleBranchContrast and DualBranchContrast.
 
     With ``intraview_negs=True`` DualBranchContrast gives the anchors as negatives too, and by its mask each
@@ -30,11 +31,20 @@ class InfoNCE(original.InfoNCE):
 
     Args:
         tau: None for the log-odds, else PyGCL's loss.
+        link: any other link, instead of ``tau``. As PyGCL's losses are no modules, the parameters of a
+            contrast model are without those of its link.
+        backend: see ``taufree.info_nce``; masks that are computed densely allow "auto" and "reference".
     """
 
-    def __init__(self, tau: float | None = None) -> None:
-        link_of(tau, "tau")
+    temperature_name = "tau"
+
+    def __init__(self, tau: float | None = None, *, link: Link | None = None, backend: str = "auto") -> None:
+        link_of(tau, "tau", link)
         super().__init__(tau)
+        self._set_options(tau, link, backend)
+
+    def __repr__(self) -> str:
+        return f"InfoNCE(link={self.link}, backend={self.backend!r})"
 
     def compute(
         self, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor, *args: Any, **kwargs: Any
@@ -48,22 +58,24 @@ class InfoNCE(original.InfoNCE):
                 raise ValueError(f"{name} must have shape [{n}, {m}], got {found}.")
             if ((mask != 0) & (mask != 1)).any():
                 raise ValueError(f"{name} must hold zeros and ones, got other numbers as well.")
-        link, positives = link_of(self.tau), pos_mask != 0
+        link, positives = self.link, pos_mask != 0
         candidates = positives | (neg_mask != 0)
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
-        if intraview and self.tau is None:
+        if intraview and not isinstance(link, Temperature | LearnableTemperature):
             for mask in (positives, candidates):
                 mask[:, n:].diagonal().fill_(False)
         paired = positives[:, :n].diagonal().all() and positives.sum() == n
         if paired and m == n and candidates.all():
-            return info_nce(anchor, sample, link=link)
+            return info_nce(anchor, sample, link=link, backend=self.backend)
         alone = intraview and not candidates[:, n:].diagonal().any()
         if paired and alone and candidates.sum() == n * (m - 1):
-            return nt_xent(anchor, sample[:n], link=link, reduction="none")[:n].mean()
+            losses = nt_xent(anchor, sample[:n], link=link, reduction="none", backend=self.backend)
+            return losses[:n].mean()
+        self._check_dense("these masks")
         return masked_losses(anchor, sample, positives, candidates, link).mean()
 
 
 def temperature_free(loss: original.InfoNCE) -> InfoNCE:
     """A copy of ``loss`` without its temperature."""
-    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE}, tau=None)
+    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE})
     return twin

@@ -16,9 +16,9 @@ from torch.nn.functional import softplus
 
 from taufree import nt_xent, sup_con
 from taufree.dtypes import result_dtype
-from taufree.integrations import as_twin, link_of
+from taufree.integrations import Linked, as_twin, link_of
 from taufree.links import Link
-from taufree.masked import check_rows, masked_losses, similarity
+from taufree.masked import check_rows, masked_losses, prepare_by_mask, similarity
 from taufree.util.optional import needs
 
 with needs("taufree[metric-learning]", "pytorch_metric_learning"):
@@ -32,7 +32,7 @@ with needs("taufree[metric-learning]", "pytorch_metric_learning"):
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class _Free:
+class _Free(Linked):
     """What both losses share, a base before the original: the checks, and which pairs there are."""
 
     temperature: float | None
@@ -41,9 +41,17 @@ class _Free:
     all_pairs: Callable[..., Any]
     some_pairs: Callable[..., Any]
 
-    def __init__(self, temperature: float | None = None, **kwargs: Any) -> None:
-        link_of(temperature)
+    def __init__(
+        self,
+        temperature: float | None = None,
+        *,
+        link: Link | None = None,
+        backend: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        link_of(temperature, link=link)
         super().__init__(temperature=temperature, **kwargs)  # type: ignore[call-arg]
+        self._set_options(temperature, link, backend)
         _check_distance(self.distance)
 
     def forward(
@@ -74,18 +82,19 @@ class _Free:
             self.distance.reset_stats()
             rows = embeddings, ref_emb
             self.distance.set_default_stats(*rows, *map(self.distance.normalize, rows))
-        link, found = link_of(self.temperature), None
+        found = None
         if indices_tuple is None and ref_emb is embeddings and ref_labels is labels:
             assert labels is not None
             _, groups, counts = torch.unique(labels, return_inverse=True, return_counts=True)
             if len(counts) > 1 and counts.max() > 1:
-                found = self.all_pairs(embeddings, groups, counts, link)
+                found = self.all_pairs(embeddings, groups, counts)
         if found is None:
             pairs: Pairs = convert_to_pairs(indices_tuple, labels, ref_labels)
             few = not len(pairs[0]) or not len(pairs[2]) or all(len(x) <= 1 for x in pairs)
             if few:  # the library's rule, by which one positive and one negative pair are too few as well
                 return self.zero_losses()
-            found = self.some_pairs(embeddings, ref_emb, pairs, link)
+            self._check_dense("pairs of a miner, of ref_emb or of unequal labels")
+            found = self.some_pairs(embeddings, ref_emb, pairs)
         losses, indices = found
         kind = "pos_pair" if isinstance(indices, tuple) else "element"
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind}}
@@ -101,6 +110,8 @@ class NTXentLoss(_Free, original.NTXentLoss):
 
     Args:
         temperature: None for the log-odds, else the original's loss.
+        link: any other link, instead of a temperature.
+        backend: see ``taufree.sup_con``; pairs that are computed densely allow "auto" and "reference".
         kwargs: those of the original: reducer, embedding_regularizer, ...
 
     Examples:
@@ -110,24 +121,29 @@ class NTXentLoss(_Free, original.NTXentLoss):
     """
 
     def all_pairs(
-        self, embeddings: Tensor, groups: Tensor, counts: Tensor, link: Link
+        self, embeddings: Tensor, groups: Tensor, counts: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
         """Losses of all pairs [P] and the pairs, if every label occurs twice."""
         if not (counts == 2).all():
             return None
         order = groups.argsort()
         first, second = order[::2], order[1::2]
-        losses = nt_xent(embeddings[first], embeddings[second], link=link, reduction="none")
+        losses = nt_xent(
+            embeddings[first], embeddings[second], link=self.link, reduction="none", backend=self.backend
+        )
         anchors, positives = torch.cat([first, second]), torch.cat([second, first])
         by_anchor = anchors.argsort()  # the library's order of pairs
         return losses[by_anchor], (anchors[by_anchor], positives[by_anchor])
 
     def some_pairs(
-        self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs, link: Link
+        self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Losses of the positive pairs [P] and the pairs; a pair that is listed twice counts twice."""
         a1, p, a2, n = pairs
         gap, rise = similarity(embeddings, ref_emb)
+        negatives = torch.zeros_like(gap, dtype=torch.bool)
+        negatives[a2, n] = True
+        link = prepare_by_mask(self.link, gap, rise, negatives, embeddings.shape[1])
         positive, negative = (
             link.logit((rise[at] - gap[at]) / 2, gap[at], rise[at]) for at in ((a1, p), (a2, n))
         )
@@ -147,6 +163,8 @@ class SupConLoss(_Free, original.SupConLoss):
 
     Args:
         temperature: None for the log-odds, else the original's loss.
+        link: any other link, instead of a temperature.
+        backend: see ``taufree.sup_con``; pairs that are computed densely allow "auto" and "reference".
         kwargs: those of the original: reducer, embedding_regularizer, ...
 
     Examples:
@@ -155,16 +173,12 @@ class SupConLoss(_Free, original.SupConLoss):
         1.0986
     """
 
-    def all_pairs(
-        self, embeddings: Tensor, groups: Tensor, counts: Tensor, link: Link
-    ) -> tuple[Tensor, Tensor]:
+    def all_pairs(self, embeddings: Tensor, groups: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Losses of all anchors [N], and their indices."""
-        losses = sup_con(embeddings, groups, link=link, reduction="none")
+        losses = sup_con(embeddings, groups, link=self.link, reduction="none", backend=self.backend)
         return losses, c_f.torch_arange_from_size(embeddings)
 
-    def some_pairs(
-        self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs, link: Link
-    ) -> tuple[Tensor, Tensor]:
+    def some_pairs(self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Losses of all anchors [N], and their indices; a pair that is listed twice counts once."""
         shape = len(embeddings), len(ref_emb)
         positives = torch.zeros(shape, dtype=torch.bool, device=embeddings.device)
@@ -173,7 +187,7 @@ class SupConLoss(_Free, original.SupConLoss):
         candidates[pairs[2], pairs[3]] = True
         if (positives & candidates).any():
             raise ValueError("indices_tuple must not name a pair as a positive and as a negative one.")
-        losses = masked_losses(embeddings, ref_emb, positives, positives | candidates, link)
+        losses = masked_losses(embeddings, ref_emb, positives, positives | candidates, self.link)
         return losses, c_f.torch_arange_from_size(embeddings)
 
 
@@ -184,7 +198,7 @@ def temperature_free(loss: Any) -> Any:
         found.loss = temperature_free(found.loss)
         return found
     twins = {original.NTXentLoss: NTXentLoss, original.SupConLoss: SupConLoss}
-    found = as_twin(loss, twins, temperature=None)
+    found = as_twin(loss, twins)
     _check_distance(found.distance)
     return found
 

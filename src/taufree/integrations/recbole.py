@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from taufree import Link, info_nce, nt_xent
-from taufree.integrations import decoupled, link_of
+from taufree.integrations import Linked, decoupled, link_of
 from taufree.util.optional import needs
 
 # The import of RecBole turns PyTorch's anomaly detection on, which slows every backward.
@@ -27,17 +27,20 @@ with needs("recbole", "recbole"):
 torch.autograd.set_detect_anomaly(_detects_anomalies)
 
 
-class _Linked:
-    """A RecBole model with a ``link``, by the configuration's ``temperature``."""
+class _LinkedModel(Linked):
+    """A RecBole model with a ``link``, by the configuration's ``temperature``, and a ``backend``.
 
-    link: Link
+    Both are attributes; a temperature of the model's own is another setting and changes neither.
+    """
+
+    temperature_name = None
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)  # type: ignore[call-arg]
         self.link = link_of(config["temperature"])
 
 
-class TemperatureFreeSGL(_Linked):
+class TemperatureFreeSGL(_LinkedModel):
     """For models with SGL's ``calc_ssl_loss``: each user or item against all of the other view."""
 
     ssl_weight: float
@@ -51,12 +54,13 @@ class TemperatureFreeSGL(_Linked):
         item_sub1: Tensor,
         item_sub2: Tensor,
     ) -> Tensor:
-        users = contrast_with_all(user_sub1[user_list], user_sub2, user_list, self.link)
-        items = contrast_with_all(item_sub1[pos_item_list], item_sub2, pos_item_list, self.link)
+        options = self.link, self.backend
+        users = contrast_with_all(user_sub1[user_list], user_sub2, user_list, *options)
+        items = contrast_with_all(item_sub1[pos_item_list], item_sub2, pos_item_list, *options)
         return self.ssl_weight * (users + items)
 
 
-class TemperatureFreeNCL(_Linked):
+class TemperatureFreeNCL(_LinkedModel):
     """For models with NCL's ``ssl_layer_loss`` (structural neighbours) and ``ProtoNCE_loss`` (clusters)."""
 
     n_users: int
@@ -72,22 +76,24 @@ class TemperatureFreeNCL(_Linked):
     def ssl_layer_loss(
         self, current_embedding: Tensor, previous_embedding: Tensor, user: Tensor, item: Tensor
     ) -> Tensor:
+        options = self.link, self.backend
         sizes = [self.n_users, self.n_items]
         (users, items), (all_users, all_items) = (
             torch.split(rows, sizes) for rows in (current_embedding, previous_embedding)
         )
-        of_users = contrast_with_all(users[user], all_users, user, self.link)
-        of_items = contrast_with_all(items[item], all_items, item, self.link)
+        of_users = contrast_with_all(users[user], all_users, user, *options)
+        of_items = contrast_with_all(items[item], all_items, item, *options)
         return self.ssl_reg * (of_users + self.alpha * of_items)
 
     def ProtoNCE_loss(self, node_embedding: Tensor, user: Tensor, item: Tensor) -> Tensor:  # noqa: N802
+        options = self.link, self.backend
         users, items = torch.split(node_embedding, [self.n_users, self.n_items])
-        of_users = contrast_with_all(users[user], self.user_centroids, self.user_2cluster[user], self.link)
-        of_items = contrast_with_all(items[item], self.item_centroids, self.item_2cluster[item], self.link)
+        of_users = contrast_with_all(users[user], self.user_centroids, self.user_2cluster[user], *options)
+        of_items = contrast_with_all(items[item], self.item_centroids, self.item_2cluster[item], *options)
         return self.proto_reg * (of_users + of_items)
 
 
-class TemperatureFreeInfoNCE(_Linked):
+class TemperatureFreeInfoNCE(_LinkedModel):
     """For models with FEARec's ``info_nce``, which CL4SRec and DuoRec for RecBole have as well."""
 
     def info_nce(
@@ -101,7 +107,7 @@ class TemperatureFreeInfoNCE(_Linked):
         """
         if sim != "cos":
             raise ValueError(f"sim must be 'cos' for a link of cosines, got {sim!r}.")
-        losses = nt_xent(z_i, z_j, link=self.link, reduction="none")
+        losses = nt_xent(z_i, z_j, link=self.link, reduction="none", backend=self.backend)
         logits = torch.stack([torch.zeros_like(losses), decoupled(losses)], dim=1)
         return logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
 
@@ -118,7 +124,9 @@ class FEARec(TemperatureFreeInfoNCE, sequential_recommender.FEARec):
     """RecBole's FEARec without a temperature."""
 
 
-def contrast_with_all(query: Tensor, rows: Tensor, positive: Tensor, link: Link) -> Tensor:
+def contrast_with_all(
+    query: Tensor, rows: Tensor, positive: Tensor, link: Link, backend: str = "auto"
+) -> Tensor:
     """The sum over queries of -log softmax: row ``positive[i]`` is found by query i among all rows.
 
     As shared negatives, ``rows`` hold each positive once more: ``taufree.info_nce`` gives
@@ -127,5 +135,5 @@ def contrast_with_all(query: Tensor, rows: Tensor, positive: Tensor, link: Link)
     Shape:
         query: [N, D]; rows: [M, D]; positive: [N] integers below M.
     """
-    doubled = info_nce(query, rows[positive], rows, link=link, reduction="none")
+    doubled = info_nce(query, rows[positive], rows, link=link, reduction="none", backend=backend)
     return decoupled(doubled).sum()

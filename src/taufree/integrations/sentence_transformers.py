@@ -6,7 +6,6 @@ pairs, as in the library.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from taufree.convert import is_free
 from taufree.dtypes import result_dtype
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import link_of, positive
+from taufree.integrations import Linked, free_options, link_of, positive
 from taufree.links import Link, LogOdds, Temperature
 from taufree.masked import masked_logits, prepare, similarity
 from taufree.util.optional import needs
@@ -39,26 +38,40 @@ BOTH_DIRECTIONS = {"query_to_doc", "doc_to_query"}
 ALL_DIRECTIONS = {*BOTH_DIRECTIONS, "query_to_query", "doc_to_doc"}
 
 
-class _Free:
+class _Free(Linked):
     """What both losses share: scale, link, citation and configuration."""
 
+    temperature_name = "scale"
     scale: float | None
-    link: Link
 
-    def __init__(self, model: nn.Module, scale: float | None = None, *args: Any, **kwargs: Any) -> None:
-        link_of(scale, "scale")
+    def __init__(
+        self,
+        model: nn.Module,
+        scale: float | None = None,
+        *args: Any,
+        link: Link | None = None,
+        backend: str = "auto",
+        **kwargs: Any,
+    ) -> None:
+        link_of(scale, "scale", link)
         super().__init__(model, 1.0 if scale is None else scale, *args, **kwargs)  # type: ignore[call-arg]
-        self.scale = scale
-        if scale is None and not self.by_cosine:
-            raise ValueError(
-                "similarity_fct must be cos_sim without a scale: log-odds are those of a cosine."
-            )
+        self._set_options(scale, link, backend)
+        self._check_similarity()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """The library's scale may be set at any time, and the link changes with it."""
-        if name == "scale":
-            self.link = LogOdds() if value is None else Temperature(1 / positive(value, name).tau)
-        super().__setattr__(name, value)
+    def _link_of(self, temperature: float | None) -> Link:
+        """The library's scale is the inverse of a temperature."""
+        return LogOdds() if temperature is None else Temperature(1 / positive(temperature, "scale").tau)
+
+    def _temperature_of(self, link: Link) -> float | None:
+        return 1 / link.tau if type(link) is Temperature else None
+
+    def _check_similarity(self) -> None:
+        """Raises if the similarity is not the cosine and another setting needs it."""
+        if self.by_cosine:
+            return
+        if self.scale is None:
+            raise ValueError("similarity_fct must be cos_sim without a scale: a link takes a cosine.")
+        self._check_dense("another similarity than cos_sim")
 
     @property
     def by_cosine(self) -> bool:
@@ -71,7 +84,7 @@ class _Free:
     @property
     def citation(self) -> str:
         theirs: str = super().citation  # type: ignore[misc]
-        return theirs if self.scale is not None else theirs + CITATION
+        return theirs + CITATION if is_free(self.link) else theirs
 
     def get_config_dict(self) -> dict[str, Any]:
         return {**super().get_config_dict(), "link": repr(self.link)}  # type: ignore[misc]
@@ -86,13 +99,15 @@ class MultipleNegativesRankingLoss(_Free, losses.MultipleNegativesRankingLoss):
         args, kwargs: the library's further arguments: ``similarity_fct`` (cos_sim if there is no scale),
             ``gather_across_devices``, ``directions``, ``partition_mode``, ``hardness_mode`` and
             ``hardness_strength``. Hardness adds strength x cosine to a logit here too.
+        link: any other link, such as ``taufree.CalibratedLogOdds()``, instead of a scale.
+        backend: see ``taufree.info_nce``; what is computed densely allows "auto" and "reference".
 
-    ``loss.link`` may be set to any other link, such as ``taufree.CalibratedLogOdds``.
     With ``gather_across_devices`` the value is, for the usual settings, the mean over all ranks, where the
     library's is that over own rows; gradients after DDP's averaging are the same.
     """
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
+        self._check_similarity()
         if not self.by_cosine:
             found: Tensor = super().compute_loss_from_embeddings(embeddings, labels)
             return found
@@ -103,11 +118,12 @@ class CachedMultipleNegativesRankingLoss(_Free, losses.CachedMultipleNegativesRa
     """The library's loss for batches larger than the memory, on the log-odds of the cosines.
 
     Args:
-        model, scale: as those of ``MultipleNegativesRankingLoss``.
+        model, scale, link, backend: as those of ``MultipleNegativesRankingLoss``.
         args, kwargs: the library's further arguments, ``mini_batch_size`` among them.
     """
 
     def calculate_loss(self, reps: list[list[Tensor]], *args: Any, **kwargs: Any) -> Tensor:
+        self._check_similarity()
         if not self.by_cosine:
             found: Tensor = super().calculate_loss(reps, *args, **kwargs)
             return found
@@ -137,9 +153,8 @@ def temperature_free(loss: nn.Module) -> nn.Module:
         known = " or ".join(kind.__name__ for kind in TWINS)
         raise TypeError(f"loss must be a {known}, got {type(loss).__name__}.")
     kept = inspect.signature(original).parameters.keys() - {"scale"}
-    twin: nn.Module = TWINS[original](**{name: getattr(loss, name) for name in kept})
-    if is_free(getattr(loss, "link", None)):
-        twin.link = copy.deepcopy(loss.link)
+    settings = {name: getattr(loss, name) for name in kept}
+    twin: nn.Module = TWINS[original](**settings, **free_options(loss))
     return twin
 
 
@@ -158,8 +173,13 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
     directions = set(settings.directions)
     harder = settings.hardness_mode is not None and settings.hardness_strength > 0
     if harder or not (directions <= BOTH_DIRECTIONS or (directions == ALL_DIRECTIONS and not hard)):
+        settings._check_dense("these directions or hardness")
         return _dense(settings, query, [doc, *hard], link)
-    options: dict[str, Any] = {"link": link, "gather_distributed": settings.gather_across_devices}
+    options: dict[str, Any] = {
+        "link": link,
+        "gather_distributed": settings.gather_across_devices,
+        "backend": settings.backend,
+    }
     if directions == ALL_DIRECTIONS:
         forward, backward = nt_xent(query, doc, reduction="none", **options).chunk(2)
         return torch.logaddexp(forward, backward).mean()

@@ -90,8 +90,9 @@ class Link(nn.Module):
         batch. ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the
         negatives, over all ranks if they are gathered, and its standard error, infinite for a single anchor;
         NaN if there are no negatives. In one process ``measure.contrast`` has the embeddings, for links that
-        measure something else. All ranks must call ``measure`` together: a link that calls it overrides
-        ``measures``, by which ranks that would differ are found.
+        measure something else; only the losses by masks, of some drop-ins, have none. All ranks must call
+        ``measure`` together: a link that calls it overrides ``measures``, by which ranks that would differ
+        are found.
         """
         return self
 
