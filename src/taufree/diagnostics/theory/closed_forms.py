@@ -60,7 +60,7 @@ def learnable_loss(c: ArrayLike, t: ArrayLike) -> Values:
         >>> print(f"{learnable_loss(1.0, t=0.0):.4f}")  # t = 0 is tau = 1
         0.1269
     """
-    loss: Values = np.log1p(np.exp(-_gap(c, t)))
+    loss: Values = np.log1p(np.exp(-_logit_difference(c, t)))
     return loss
 
 
@@ -73,9 +73,9 @@ def learnable_scale(c: ArrayLike, t: ArrayLike) -> Values:
         >>> print(f"{learnable_scale(0.0, t=3.0):.4f}, {learnable_scale(0.5, t=0.0):.4f}")
         0.0000, 0.2689
     """
-    gap = _gap(c, t)
-    negative: Values = np.exp(-gap)
-    return gap * negative / (1 + negative)
+    difference = _logit_difference(c, t)
+    negative: Values = np.exp(-difference)
+    return difference * negative / (1 + negative)
 
 
 def free_loss(c: ArrayLike, n: int = 2, gain: float = 1.0) -> Values:
@@ -259,14 +259,14 @@ def _negatives(c: ArrayLike, tau: ArrayLike, n: int) -> Values:
     return weight
 
 
-def _gap(c: ArrayLike, t: ArrayLike) -> Values:
+def _logit_difference(c: ArrayLike, t: ArrayLike) -> Values:
     """The learned logit of the positive minus that of the negative, 2C exp(t)."""
     exponent = np.asarray(t, dtype=np.float64)
     if not np.all(np.isfinite(exponent)):
         raise ValueError(f"t must be finite, but got {exponent}.")
     # exp overflows at 710; from 700 on the negative's weight is zero in float64 unless C itself is tiny.
-    gap: Values = 2 * _cosine(c) * np.exp(np.minimum(exponent, 700.0))
-    return gap
+    difference: Values = 2 * _cosine(c) * np.exp(np.minimum(exponent, 700.0))
+    return difference
 
 
 def _cosine(c: ArrayLike) -> Values:

@@ -109,11 +109,13 @@ def difference(lines: Sequence[Line], metric: str, first: str, second: str) -> D
     if metric not in table or not {first, second} <= set(table.index.unique("link")):
         return None
     table = table[metric].unstack("link")
-    gaps = (table[first] - table[second]).dropna()
-    if gaps.empty:
+    between = (table[first] - table[second]).dropna()
+    if between.empty:
         return None
-    per_seed = dict(zip(map(int, gaps.index), map(float, gaps), strict=True))
-    return Difference(metric, first, second, per_seed, float(gaps.mean()), interval_of_mean(gaps.tolist()))
+    per_seed = dict(zip(map(int, between.index), map(float, between), strict=True))
+    return Difference(
+        metric, first, second, per_seed, float(between.mean()), interval_of_mean(between.tolist())
+    )
 
 
 def interval_of_mean(found: Sequence[float]) -> tuple[float, float] | None:
@@ -133,7 +135,7 @@ def free_against_best(lines: Sequence[Line]) -> list[Difference]:
     found = []
     for metric in values(lines).columns:
         best = best_temperature(lines, metric)
-        gap = difference(lines, metric, "free", best) if best is not None else None
-        if gap is not None:
-            found.append(gap)
+        lead = difference(lines, metric, "free", best) if best is not None else None
+        if lead is not None:
+            found.append(lead)
     return found
