@@ -3,6 +3,7 @@
     python examples/clip.py                      # trains a tiny CLIP on drawings, on the CPU
     python examples/clip.py --use-logit-scale    # CLIP's learned temperature, to compare
 
+For CLIP a learned temperature is the safer choice (docs/guide/choosing-a-link.md); here the two are compared.
 Captions such as "a large red circle on a blue background"; a part of the combinations is never trained on.
 Needs open_clip: pip install open_clip_torch.
 """
