@@ -34,7 +34,7 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
     """The name of the backend to use; "auto" decides by size and device, an explicit choice that cannot run
     raises.
 
-    Up to 2^14 pairs (a batch of 128) in one process the dense reference is as quick, compiles and is twice
+    Up to 2^14 pairs (128 anchors) in one process the dense reference is as quick, compiles and is twice
     differentiable; beyond that its matrices cost more than tiles do. On a GPU the fused kernels take over
     if they can compute the loss, else blockwise. On the meta device, which has shapes alone, only the
     reference never needs the value of a tensor.

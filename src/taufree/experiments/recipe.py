@@ -143,7 +143,7 @@ class Recipe(ABC):
         return None
 
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
-        """Arrays of the trained model that the report draws, see :mod:`.evaluation.kept`."""
+        """Arrays of the trained model that the report draws, see :mod:`.evaluation.report_arrays`."""
         return {}
 
     def scores(self, model: nn.Module) -> list[dict[str, Any]]:
