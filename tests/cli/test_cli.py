@@ -46,7 +46,7 @@ def test_help_teaches():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["run", "cifar"], "no recipe 'cifar': there are cifar10, citeseer, "),
+        (["run", "cifar"], "no recipe 'cifar', nor a file cifar.py; the recipes are cifar10, citeseer, "),
         (["run", "absent/mine.py"], "No such file: absent/mine.py."),
         (["run", "--preset", "slow"], "preset must be one of full, quick, got 'slow'."),
         (

@@ -31,8 +31,9 @@ def bench(
     """Time the losses here, beside dense code and libraries.
 
     A step is a forward and a backward. The floor is the time of the operations that no exact way can do
-    without, at the rate of a large matrix product measured in the same run. Libraries that are installed
-    are measured too, with a temperature; what fails or runs out of memory is a line that says so.
+    without, at the rate of a large matrix product measured in the same run; "of floor" is the floor in %
+    of the time, 100 % the fastest possible. Libraries that are installed are measured too, with a
+    temperature; what fails or runs out of memory is a line that says so.
 
     \b
     Examples:

@@ -80,7 +80,7 @@ def run(
       taufree run digits --epochs 200 --set noise=0.1 --jobs 2 --out runs/long
       taufree run digits --links free,mine:Cubic     a link of your own: the class Cubic in mine.py
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
-      taufree run imagenette --preset quick          images; on a GPU without the preset
+      taufree run imagenette --preset quick          images; without the preset 800 epochs, for a GPU
       taufree run images --data FOLDER --links free,0.5
       taufree run msc --data FOLDER --set normal=CLASS   anomaly detection: a score for each test image
       taufree run dcrec --preset quick --data FOLDER --set dataset=beauty
@@ -136,8 +136,8 @@ def run(
         show = Console(soft_wrap=True)
         for table in _result_tables(outcome.lines, show.width):
             show.print(table)
-        for gap in free_against_best(outcome.lines):
-            show.print(str(gap), highlight=False)
+        for difference in free_against_best(outcome.lines):
+            show.print(str(difference), highlight=False)
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)

@@ -80,7 +80,7 @@ class Digits(Recipe):
     example = "taufree run digits --links free,0.07,0.2 --seeds 5 --set noise=0.1"
     settings_type = DigitsSettings
     metrics: ClassVar = {
-        "knn": "% of 500 held-out digits that their 20 nearest training digits vote for rightly",
+        "knn": "% of 500 held-out digits that a vote of their nearest training digits classifies rightly",
         "linear": "% of 500 held-out digits that a logistic regression on the features classifies rightly",
     }
 

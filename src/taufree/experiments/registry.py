@@ -79,7 +79,7 @@ def _own_file(name: str) -> Path:
         raise ValueError(f"{given} has the name of another Python module; rename it.")
     if found is None or found.name != given.name or is_installed(found):
         raise ValueError(
-            f"no recipe {name!r}: there are {', '.join(recipe_names())}, and any file such as mine.py."
+            f"no recipe {name!r}, nor a file {given}; the recipes are {', '.join(recipe_names())}."
         )
     return found
 

@@ -54,7 +54,7 @@ class CiteSeer(Accelerated):
     metrics: ClassVar = {
         "micro": "% of the test nodes (2,663, a true 10/10/80 split) that a linear probe gets right",
         "macro": "the mean of the classes' F1 there, in %",
-        "pygcl_micro": "the same by PyGCL's split, whose test nodes are the last tenth (334)",
+        "pygcl_micro": "micro by PyGCL's split, whose test nodes are the last tenth (334)",
         "pygcl_macro": "the mean of the classes' F1 there, in %",
     }
     presets: ClassVar = {

@@ -82,7 +82,10 @@ def load_citeseer(data: Path | None) -> Graph:
 def _read(raw: Path) -> Graph:
     names = ", ".join(FILES)
     if not raw.is_dir():
-        raise ValueError(f"No such folder: {raw}, which must hold the Planetoid files {names}.")
+        raise ValueError(
+            f"No such folder: {raw}, which must hold the Planetoid files {names}; "
+            "without --data they are downloaded."
+        )
     if missing := [name for name in FILES if not (raw / name).is_file()]:
         raise ValueError(f"{raw} must hold the Planetoid files {names}; missing: {', '.join(missing)}.")
     try:

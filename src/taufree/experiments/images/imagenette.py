@@ -48,7 +48,10 @@ class Imagenette(SimCLR):
 def find_imagenette(folder: Path) -> Listing:
     """The images of a folder with ``train`` and ``val``, or with tar files of them."""
     if not folder.is_dir():
-        raise ValueError(f"No such folder: {folder}, which must hold train and val, or tar files of them.")
+        raise ValueError(
+            f"No such folder: {folder}, which must hold train and val, or tar files of them; "
+            "without --data they are downloaded."
+        )
     tars = sorted(folder.glob("*.tar"))
     if not tars and not ((folder / "train").is_dir() and (folder / "val").is_dir()):
         raise ValueError(

@@ -93,8 +93,8 @@ class SimCLR(ImageRecipe):
 
     settings_type = SimCLRSettings
     metrics: ClassVar = {
-        "knn": "% of validation images that their 200 nearest training images vote for rightly, after the "
-        "last epoch",
+        "knn": "% of validation images that a vote of their nearest training images classifies rightly, "
+        "after the last epoch",
         "best_knn": "the same after the best epoch, chosen by these very images, as LightlySSL reports it",
         "linear": "% of validation images that a logistic regression on the features classifies rightly",
     }

@@ -82,15 +82,16 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         rows,
         id="results",
         highlight=stressed,
-        caption="Mean ± standard deviation over seeds, higher is better; seconds are those of a run. "
+        caption="Mean ± standard deviation over seeds, higher is better; seconds are those of a run, "
+        "of which the first also loads the libraries. "
         + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
     )
-    if gaps := free_against_best(lines):
+    if differences := free_against_best(lines):
         page.text(
             "Each seed starts every link from the same weights and shows it the same data in the same "
             "order, so links are compared seed by seed. Free minus the best temperature:"
         )
-        page.bullets([str(gap) for gap in gaps])
+        page.bullets([str(difference) for difference in differences])
         page.text(
             "The best temperature was picked after the fact from the same figures, which favours it a "
             "little; the free link was not picked. An interval that holds 0 means that these seeds cannot "
