@@ -18,7 +18,12 @@ from benchmarks.support.options import add_result_options, add_training_options,
 from benchmarks.support.training import train_missing
 from taufree.experiments.graphs.citeseer import CiteSeerSettings
 from taufree.experiments.link_names import describe
-from taufree.experiments.report.statistics import best_temperature, difference, free_against_best, spreads
+from taufree.experiments.report.statistics import (
+    against_best_temperature,
+    best_temperature,
+    difference,
+    spreads,
+)
 from taufree.experiments.training.run import Run
 from taufree.util.machine import choose_device
 
@@ -57,7 +62,7 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
 
 
 def table(lines: list[dict], *, paper: bool) -> None:
-    """Markdown: one row for each link, then free minus the best temperature, and by micro-F1 the others."""
+    """Markdown: one row for each link, then links minus the best temperature, and by micro-F1 the others."""
     head(*COLUMNS)
     for link, found in spreads(lines).items():
         published = PAPER.get(link, ("", "")) if paper else ("", "")
@@ -72,7 +77,7 @@ def table(lines: list[dict], *, paper: bool) -> None:
         cells += [str(found["micro"]), str(found["macro"]), str(found["micro"].seeds), f"{seconds:.1f}"]
         row(*cells)
     print()
-    for gap in free_against_best(lines):
+    for gap in against_best_temperature(lines):
         print(f"- {gap}")
     for link in spreads(lines):
         if link not in ("free", best_temperature(lines, "micro")):

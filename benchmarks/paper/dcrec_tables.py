@@ -79,8 +79,7 @@ def differences(lines: Sequence[dict]) -> None:
     seeds: dict[str, str] = {}
     for metric in SHOWN:
         for words, _, gap in comparisons(lines, metric):
-            clear = gap.interval is not None and not gap.within_noise
-            rows.setdefault(words, []).append(f"**{gap.brief()}**" if clear else gap.brief())
+            rows.setdefault(words, []).append(f"**{gap.brief()}**" if gap.clear else gap.brief())
             seeds[words] = str(len(gap.per_seed))
     if rows:
         head("paired difference, 95 % interval", *SHOWN, "seeds")

@@ -33,7 +33,12 @@ from taufree.experiments.images.decoded import from_arrays
 from taufree.experiments.images.imagenette import Imagenette
 from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.link_names import describe, parse_links
-from taufree.experiments.report.statistics import best_temperature, difference, free_against_best, spreads
+from taufree.experiments.report.statistics import (
+    against_best_temperature,
+    best_temperature,
+    difference,
+    spreads,
+)
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
 
@@ -69,7 +74,7 @@ def kind(settings: dict) -> tuple[int, str]:
 
 
 def table(lines: list[dict]) -> None:
-    """Markdown: a row for each link and number of epochs, then free minus the best temperature."""
+    """Markdown: a row for each link and number of epochs, then links minus the best temperature."""
     head(*COLUMNS)
     parts: dict[tuple[int, str], list[dict]] = {}
     for line in lines:
@@ -81,7 +86,7 @@ def table(lines: list[dict]) -> None:
             cells += [PAPER.get(link, ""), LIGHTLY.get((link, epochs), "")]
             row(*cells, str(found["knn"].seeds), f"{minutes:.1f}")
     for (epochs, other), part in sorted(parts.items()):
-        gaps = free_against_best(part)
+        gaps = against_best_temperature(part)
         gaps += [
             gap for link in spreads(part) if link != "free" and (gap := difference(part, "knn", "free", link))
         ]

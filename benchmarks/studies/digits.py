@@ -21,7 +21,7 @@ from benchmarks.support.options import parser_of
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
 from benchmarks.support.pictures import FREE, finish
 from taufree.experiments.report.page import table_rows
-from taufree.experiments.report.statistics import free_against_best, spreads
+from taufree.experiments.report.statistics import against_best_temperature, spreads
 
 RUNS = ROOT / "runs" / "digits"
 RESULTS_FILE = RESULTS / "digits.jsonl"
@@ -70,7 +70,7 @@ def main() -> None:
     head(*rows[0])
     for cells in rows:
         row(*cells.values())
-    for gap in free_against_best(lines):
+    for gap in against_best_temperature(lines):
         print(gap)
 
 

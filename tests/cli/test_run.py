@@ -39,6 +39,7 @@ def test_a_sweep_from_the_shell(swept):
     knn = [line["metrics"]["knn"] for line in lines if line["link"] == "free"]
     assert f"{sum(knn) / 2:.2f} ±" in found.stdout
     assert "knn: free minus tau 0.5 is" in found.stdout
+    assert "2 seeds): two seeds cannot tell them apart." in found.stdout
     assert f"Report: {out / 'report.html'}" in found.stdout
     assert (out / "report.html").stat().st_size > 1e6
     assert not (out / "checkpoints").exists()
@@ -53,6 +54,9 @@ def test_a_sweep_that_is_done_is_shown_again(swept):
     assert f"4 of 4 runs are already in {out / 'results.jsonl'}" in again.stderr
     assert again.stdout == found.stdout
     assert (out / "report.html").exists()
+    quick = invoke(*arguments, "--preset", "quick")  # the same runs
+    assert "No verdict: a quick run" in quick.stdout
+    assert "minus tau 0.5" not in quick.stdout
     narrow = invoke(*arguments, columns=40)
     assert "…" not in narrow.stdout  # names are not cut off
 

@@ -69,7 +69,8 @@ def run(
 
     Seeds are paired: every link of a seed starts from the same weights and sees the same batches. Each
     finished run is one line in OUT/results.jsonl and is not run again; an interrupted command, given again,
-    goes on where it stopped. At the end: a table, free minus the best temperature, and OUT/report.html.
+    goes on where it stopped. At the end: a table, each link that has no fixed temperature minus the best
+    temperature, seed by seed, and OUT/report.html. The preset quick is too short for such a verdict.
     Under torchrun all ranks train each run together, with the result of one process; a recipe that cannot do
     so is refused.
 
@@ -115,7 +116,7 @@ def run(
         refuse(error)
     # Two seconds, for which a refusal need not wait; what they lack is to be said before the training.
     from taufree.experiments.report.page import write_report
-    from taufree.experiments.report.statistics import free_against_best
+    from taufree.experiments.report.verdicts import verdicts
 
     out = out or Path("runs") / chosen.name
     runs = [
@@ -130,14 +131,14 @@ def run(
         refuse(error)
     if outcome.lines:
         try:
-            report = write_report(outcome.lines, out / "report.html")
+            report = write_report(outcome.lines, out / "report.html", quick=preset == "quick")
         except OSError as error:
             refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show = Console(soft_wrap=True)
         for table in _result_tables(outcome.lines, show.width):
             show.print(table)
-        for difference in free_against_best(outcome.lines):
-            show.print(str(difference), highlight=False)
+        for sentence in verdicts(outcome.lines, quick=preset == "quick"):
+            show.print(sentence, highlight=False, markup=False)
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)

@@ -3,9 +3,9 @@
 import pytest
 
 from taufree.experiments.report.statistics import (
+    against_best_temperature,
     best_temperature,
     difference,
-    free_against_best,
     spreads,
     values,
 )
@@ -83,10 +83,38 @@ def test_one_seed_has_no_spread_and_no_interval():
     assert str(gap) == "knn: free minus tau 0.5 is +1.00 (one seed, so nothing can be said of noise)."
 
 
-def test_free_is_held_against_the_best_temperature_of_each_metric():
-    assert [(gap.metric, gap.second, gap.mean) for gap in free_against_best(SWEEP)] == [
+def test_two_seeds_are_neither_ahead_nor_behind():
+    gap = difference(lines(free=[2.0, 3.0], t0_5=[1.0, 2.01]), "knn", "free", "0.5")
+    assert gap.interval[0] > 0
+    assert not gap.clear
+    assert str(gap).endswith("2 seeds): two seeds cannot tell them apart.")
+
+
+def test_the_best_temperature_is_picked_and_compared_on_common_seeds():
+    """Seed 1 is a hard one, which 0.2 has not: by its own mean it would be the best."""
+    uneven = lines(free=[80.0, 60.0], t0_5=[81.0, 61.0], t0_2=[80.5, None])
+    assert spreads(uneven)["0.2"]["knn"].mean > spreads(uneven)["0.5"]["knn"].mean
+    assert best_temperature(uneven, "knn") == "0.5"
+    (gap,) = (gap for gap in against_best_temperature(uneven) if gap.metric == "knn")
+    assert (gap.second, gap.per_seed) == ("0.5", {0: -1.0})
+    apart = lines(free=[1.0, 1.0], t0_5=[2.0], t0_2=[None, 3.0])
+    assert best_temperature(apart, "knn") is None
+    assert against_best_temperature(apart) == []
+
+
+def test_a_link_with_fewer_seeds_costs_the_others_none():
+    uneven = lines(free=[1.0, 2.0, 3.0], t0_5=[0.0, 1.1, 2.0], calibrated=[5.0])
+    found = {gap.first: len(gap.per_seed) for gap in against_best_temperature(uneven)}
+    assert found == {"free": 3, "calibrated": 1}
+
+
+def test_each_link_without_a_temperature_is_held_against_the_best_one_of_each_metric():
+    assert [(gap.metric, gap.second, gap.mean) for gap in against_best_temperature(SWEEP)] == [
         ("knn", "0.5", 3.0),
         ("minus", "0.1", -14.0),
     ]
-    assert free_against_best(lines(free=[1.0])) == []
-    assert free_against_best(lines(t0_5=[1.0])) == []
+    more = SWEEP + lines(calibrated=[85.0, 86.0, 87.0], learnable=[1.0, 2.0, 3.0])
+    found = [(gap.first, gap.second, gap.mean) for gap in against_best_temperature(more)]
+    assert found[:3] == [("free", "0.5", 3.0), ("calibrated", "0.5", 4.0), ("learnable", "0.5", -80.0)]
+    assert against_best_temperature(lines(free=[1.0])) == []
+    assert against_best_temperature(lines(t0_5=[1.0])) == []

@@ -12,7 +12,8 @@ from taufree.experiments.link_names import describe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
-from taufree.experiments.report.statistics import best_temperature, free_against_best, spreads
+from taufree.experiments.report.statistics import best_temperature, common_seeds, spreads
+from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
 from taufree.experiments.sweep.results import Line
 from taufree.experiments.training.run import run_slug
 from taufree.util.html_page import Page
@@ -23,11 +24,12 @@ MAX_METRIC_COLUMNS = 6  # metrics beside each other
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
     found, metrics = spreads(lines), _metrics(lines)
-    best = {metric: best_temperature(lines, metric) for metric in metrics}
+    criterion = find_recipe(lines[0]["recipe"]).select_by
+    best = {metric: best_temperature(lines, metric) for metric in metrics if metric != criterion}
     rows = []
     for link, of_link in found.items():
-        leads = [metric for metric in metrics if best[metric] == link]
-        note = f"best tau: {', '.join(leads)}" if leads else ""
+        leads = [metric for metric, tau in best.items() if tau == link]
+        note = f"best tau{_of_some_seeds(lines, leads[0])}: {', '.join(leads)}" if leads else ""
         ended = {"calibrated": "ended like", "learnable": "ended at"}.get(link)
         if link == "free":
             note = "no temperature"
@@ -52,13 +54,24 @@ def result_table(lines: Sequence[Line]) -> tuple[list[dict[str, str]], set[int]]
     return [{"metric": name, **{row["link"]: row[name] for row in rows}} for name in names], set()
 
 
+def _of_some_seeds(lines: Sequence[Line], metric: str) -> str:
+    """On how many seeds temperatures are compared, if some of them or free have more."""
+    compared = len(common_seeds(lines, metric))
+    most = max(found[metric].seeds for found in spreads(lines).values() if metric in found)
+    return "" if compared == most else f" of {compared} common seed{'s' * (compared > 1)}"
+
+
 def _metrics(lines: Sequence[Line]) -> list[str]:
     """Those that any line has."""
     return list(dict.fromkeys(metric for line in lines for metric in line["metrics"]))
 
 
-def write_report(lines: Sequence[Line], path: Path) -> Path:
-    """Write the page of one sweep (one recipe, one choice of settings) and return its path."""
+def write_report(lines: Sequence[Line], path: Path, *, quick: bool = False) -> Path:
+    """Write the page of one sweep (one recipe, one choice of settings) and return its path.
+
+    Args:
+        quick: the runs are those of the preset "quick", which have no verdict.
+    """
     recipe = find_recipe(lines[0]["recipe"])
     links = len({line["link"] for line in lines})
     page = Page(
@@ -86,17 +99,7 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         "of which the first also loads the libraries. "
         + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
     )
-    if differences := free_against_best(lines):
-        page.text(
-            "Each seed starts every link from the same weights and shows it the same data in the same "
-            "order, so links are compared seed by seed. Free minus the best temperature:"
-        )
-        page.bullets([str(difference) for difference in differences])
-        page.text(
-            "The best temperature was picked after the fact from the same figures, which favours it a "
-            "little; the free link was not picked. An interval that holds 0 means that these seeds cannot "
-            "tell the two apart; more seeds make it narrower."
-        )
+    _verdicts(page, verdicts(lines, quick=quick))
     metrics = [metric for metric in recipe.metrics if metric in _metrics(lines)]
     _accuracy(page, lines, metrics)
     _training(page, lines, metrics)
@@ -107,6 +110,23 @@ def write_report(lines: Sequence[Line], path: Path) -> Path:
         _facts(lines[-1]), id="facts", caption="Settings, software and machine of the newest run shown here."
     )
     return page.write(path)
+
+
+def _verdicts(page: Page, sentences: Sequence[str]) -> None:
+    if sentences == [NO_VERDICT]:
+        page.text(NO_VERDICT)
+    elif sentences:
+        page.text(
+            "Each seed starts every link from the same weights and shows it the same data in the same "
+            "order, so links are compared seed by seed, on the seeds that all temperatures have. Each link "
+            "that has no fixed temperature, minus the best temperature:"
+        )
+        page.bullets(sentences)
+        page.text(
+            "The best temperature was picked after the fact from the same figures, which favours it a "
+            "little; the other links were not picked. An interval that holds 0 means that these seeds cannot "
+            "tell the two apart; more seeds make it narrower. Two seeds cannot tell, whatever their interval."
+        )
 
 
 def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean, stdev
 
 import pandas as pd
@@ -11,6 +12,9 @@ from scipy import stats
 
 from taufree.experiments.link_names import describe, in_order, temperature_of
 from taufree.experiments.sweep.results import Line
+
+MIN_SEEDS = 3
+"""Fewer cannot say which of two links is ahead: the interval of two seeds rests on one difference of them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Difference:
         """Whether the interval has 0 in it; not so where there is none."""
         return self.interval is not None and self.interval[0] <= 0 <= self.interval[1]
 
+    @property
+    def clear(self) -> bool:
+        """Whether the seeds are enough to say which is ahead, and 0 is outside of the interval."""
+        return len(self.per_seed) >= MIN_SEEDS and not self.within_noise
+
     def brief(self) -> str:
         """
         >>> Difference("knn", "free", "0.5", {0: 1.0, 1: 1.2}, 1.1, (-0.17, 2.37)).brief()
@@ -58,15 +67,18 @@ class Difference:
 
     def __str__(self) -> str:
         """
-        >>> print(Difference("knn", "free", "0.5", {0: 1.0, 1: 1.2}, 1.1, (-0.17, 2.37)))
-        knn: free minus tau 0.5 is +1.10 (95 % interval -0.17 to +2.37, 2 seeds): within noise.
+        >>> print(Difference("knn", "free", "0.5", {0: 1.0, 1: 1.2, 2: 0.2}, 0.8, (-0.51, 2.11)))
+        knn: free minus tau 0.5 is +0.80 (95 % interval -0.51 to +2.11, 3 seeds): within noise.
         """
         first, second = describe(self.first), describe(self.second)
         claim = f"{self.metric}: {first} minus {second} is {self.mean:+.2f}"
         if self.interval is None:
             return f"{claim} (one seed, so nothing can be said of noise)."
         low, high = self.interval
-        verdict = "within noise" if self.within_noise else f"{first} is {'ahead' if low > 0 else 'behind'}"
+        verdict = "two seeds cannot tell them apart"
+        if len(self.per_seed) >= MIN_SEEDS:
+            ahead = "ahead" if low > 0 else "behind"
+            verdict = f"{first} is {ahead}" if self.clear else "within noise"
         return f"{claim} (95 % interval {low:+.2f} to {high:+.2f}, {len(self.per_seed)} seeds): {verdict}."
 
 
@@ -93,12 +105,24 @@ def spreads(lines: Sequence[Line]) -> dict[str, dict[str, Spread]]:
     return found
 
 
-def best_temperature(lines: Sequence[Line], metric: str) -> str | None:
-    """The fixed temperature with the highest mean, None where there is none among the links."""
+def common_seeds(lines: Sequence[Line], metric: str, other: str = "free") -> set[int]:
+    """The seeds that all fixed temperatures have by this metric, and ``other`` too if it is there."""
+    seeds: dict[str, set[int]] = {}
+    for line in lines:
+        link = line["link"]
+        if metric in line["metrics"] and (link == other or temperature_of(link) is not None):
+            seeds.setdefault(link, set()).add(line["seed"])
+    return set.intersection(*seeds.values()) if seeds else set()
+
+
+def best_temperature(lines: Sequence[Line], metric: str, other: str = "free") -> str | None:
+    """The fixed temperature with the highest mean over the :func:`common_seeds`, None where there is none."""
+    seeds = common_seeds(lines, metric, other)
+    found = spreads([line for line in lines if line["seed"] in seeds]) if seeds else {}
     means = {
-        link: found[metric].mean
-        for link, found in spreads(lines).items()
-        if temperature_of(link) is not None and metric in found
+        link: of_link[metric].mean
+        for link, of_link in found.items()
+        if temperature_of(link) is not None and metric in of_link
     }
     return max(means, key=lambda link: means[link], default=None)
 
@@ -130,12 +154,16 @@ def interval_of_mean(found: Sequence[float]) -> tuple[float, float] | None:
     return mean(found) - half, mean(found) + half
 
 
-def free_against_best(lines: Sequence[Line]) -> list[Difference]:
-    """Free minus the best temperature, for each metric that has both."""
+def against_best_temperature(lines: Sequence[Line]) -> list[Difference]:
+    """Each link without a fixed temperature minus the best one, for each metric, on the common seeds alone.
+
+    A temperature that lacks a seed which is hard for all links would be picked for that.
+    """
     found = []
-    for metric in values(lines).columns:
-        best = best_temperature(lines, metric)
-        lead = difference(lines, metric, "free", best) if best is not None else None
-        if lead is not None:
-            found.append(lead)
+    for metric, link in product(values(lines).columns, in_order({line["link"] for line in lines})):
+        seeds = common_seeds(lines, metric, link)
+        best = best_temperature(lines, metric, link)
+        if best is not None and temperature_of(link) is None:
+            lead = difference([line for line in lines if line["seed"] in seeds], metric, link, best)
+            found += [] if lead is None else [lead]
     return found
