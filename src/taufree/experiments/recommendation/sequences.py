@@ -71,7 +71,7 @@ def build_sequences(
     frame = frame.with_columns(_moments(written, log))
     dates = written.filter(frame["time"].is_not_null() & frame["time"].dtype.is_temporal())
     total = frame.height
-    frame, notes = _without_gaps(frame, log, first)
+    frame, notes = _without_missing(frame, log, first)
     if len(dates) and dates.dtype == pl.String and not dates.str.contains(r"^\d{4}").any():
         notes = (*notes, f"Times such as {dates[0]!r} are read with the day before the month.")
     _check_names(frame["user"], log, r"[\t\r\n]", "tabs and line breaks")
@@ -157,7 +157,7 @@ def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """Texts, however they are stored, as texts; empty ones, and what is not a number, are gaps."""
+    """Texts, however they are stored, as texts; empty ones, and what is not a number, are missing."""
     stored = [name for name, kind in frame.schema.items() if kind in (pl.Categorical, pl.Enum, pl.Binary)]
     frame = frame.with_columns(pl.col(stored).cast(pl.String, strict=False))
     return frame.with_columns(
@@ -199,7 +199,7 @@ def _check_names(names: pl.Series, log: Path, between: str, what: str) -> None:
         raise ValueError(f"{log} must have {kind}s without {what} in them for --{kind}, got {torn[0]!r}.")
 
 
-def _without_gaps(frame: pl.DataFrame, log: Path, first: int) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def _without_missing(frame: pl.DataFrame, log: Path, first: int) -> tuple[pl.DataFrame, tuple[str, ...]]:
     bad = frame.select(pl.any_horizontal(pl.all().is_null())).to_series()
     if not bad.any():
         return frame, ()
