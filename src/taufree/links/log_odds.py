@@ -14,7 +14,7 @@ class LogOdds(Link):
 
     Args:
         gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
-        resolution: delta >= 0, the distance below which two vectors count as the same. It makes the
+        resolution: delta >= 0, the 1 - c below which two vectors count as nearly the same. It makes the
             link finite and differentiable at c = 1; it is not a temperature (docs/explanation/numerics.md).
 
     Examples:
