@@ -17,6 +17,7 @@ from taufree.experiments.recipe import Recipe
 from taufree.experiments.sweep.driver import sweep
 from taufree.experiments.sweep.results import line_key
 from taufree.experiments.training.run import Run
+from taufree.util.errors import BadInputError
 from taufree.util.json_lines import append_json
 from taufree.util.machine import choose_device
 
@@ -85,6 +86,8 @@ def complete(
         failed(run, reason)
     if outcome.interrupted:
         raise KeyboardInterrupt
+    if outcome.refused:
+        raise BadInputError(outcome.refused)
 
 
 def train_missing(runs: Sequence[Run], chosen: argparse.Namespace, small: Callable[[dict], dict]) -> None:

@@ -71,6 +71,8 @@ def test_a_report_that_cannot_be_written_is_bad_input(swept):
     left = sorted(entry.name for entry in out.iterdir())
     report.rename(out / "report.html")
     assert refused.exit_code == 2
+    assert "tau 0.5" in refused.stdout  # the table, which needs no disk
+    assert "knn: free minus tau 0.5 is" in refused.stdout
     assert f"taufree: --out {out} cannot be written to: Is a directory." in refused.stderr
     assert left == [".lock", "results.jsonl"]
 

@@ -130,18 +130,21 @@ def run(
         ranks.wait_for_first()
         refuse(error)
     if outcome.lines:
-        try:
-            report = write_report(outcome.lines, out / "report.html", quick=preset == "quick")
-        except OSError as error:
-            refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show = Console(soft_wrap=True)
         for table in _result_tables(outcome.lines, show.width):
             show.print(table)
         for sentence in verdicts(outcome.lines, quick=preset == "quick"):
             show.print(sentence, highlight=False, markup=False)
+        # After the table, which a full disk does not keep from being read.
+        try:
+            report = write_report(outcome.lines, out / "report.html", quick=preset == "quick")
+        except OSError as error:
+            refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
+    if outcome.refused:
+        refuse(outcome.refused)
     if outcome.interrupted:
         console.print(
             f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}; "

@@ -150,6 +150,14 @@ class Recipe(ABC):
         """One row for each example that was judged; every run's rows are written as a CSV file."""
         return []
 
+    def check(self, data: Path | None) -> None:
+        """Raise as :meth:`load` does where the files of the data are not there.
+
+        It is called before the runs begin, which takes seconds, so it only looks whether they exist.
+        """
+        if data is not None and not data.exists():
+            raise ValueError(f"No such folder: {data}.")
+
     def content(self, data: Path | None) -> str | None:
         """A text that changes with data of the user's own: runs on other data are other runs.
 

@@ -14,10 +14,12 @@ from rich.console import Console
 
 import taufree
 from taufree.experiments.digits import DigitsSettings
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep.driver import sweep
 from taufree.experiments.sweep.results import KEYS, OBJECTS
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
+from taufree.util.errors import BadInputError
 from tests.support.processes import wait_until
 
 RUN = Run("digits", "learnable", 3, DigitsSettings(epochs=8, batch_size=256))
@@ -147,3 +149,36 @@ def test_one_version_of_a_link_of_ones_own_is_in_the_outcome(tmp_path, cubic):
     assert sweep([free], tmp_path, console=console).lines == [lines[0], lines[3]]
     assert sweep([old], tmp_path, console=console).lines == [lines[0], lines[2]]
     assert sweep([new], tmp_path, console=console).lines == [lines[0], lines[3]]
+
+
+@pytest.mark.slow
+def test_a_result_that_cannot_be_written_is_in_the_outcome_nevertheless(tmp_path):
+    runs = [Run("digits", link, 0, TINY) for link in ("free", "0.5", "1")]
+    path = tmp_path / "results.jsonl"
+
+    def block(line):
+        path.unlink()
+        path.mkdir()
+
+    outcome = sweep(runs, tmp_path, console=Console(file=io.StringIO()), on_result=block)
+    assert [line["link"] for line in outcome.lines] == ["free", "0.5"]
+    assert outcome.refused == f"--out {tmp_path} cannot be written to: Is a directory."
+    (left,) = (tmp_path / "checkpoints").iterdir()
+    assert left.name.startswith("digits-0.5-")  # from which its run goes on
+
+
+@pytest.mark.parametrize("recipe", ["digits", "cifar10", "imagenette", "citeseer", "mabel", "sentences"])
+def test_data_that_are_not_there_are_refused_before_any_process_starts(tmp_path, monkeypatch, recipe):
+    monkeypatch.setattr("taufree.experiments.sweep.driver.work", None)
+    settings = find_recipe(recipe).settings_type()
+    run = Run(recipe, "free", 0, settings, data=tmp_path / "absent")
+    with pytest.raises(
+        BadInputError, match=r"^(No such f[^\n]*|the sentence pairs need [^\n]*)absent[^\n]*\.$"
+    ):
+        sweep([run], tmp_path / "out", console=Console(file=io.StringIO()))
+
+
+def test_what_is_done_is_shown_without_its_data(tmp_path):
+    run = Run("digits", "free", 0, TINY, data=tmp_path / "absent")
+    (tmp_path / "results.jsonl").write_text(json.dumps(line_of(run)) + "\n")
+    assert sweep([run], tmp_path, console=Console(file=io.StringIO())).lines == [line_of(run)]

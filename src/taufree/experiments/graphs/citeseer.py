@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from taufree import Link, nt_xent
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_views
-from taufree.experiments.graphs.grace import Grace, draw_views, load_citeseer
+from taufree.experiments.graphs.grace import Grace, check_citeseer, draw_views, load_citeseer
 from taufree.experiments.graphs.linear_probe import draw_splits, f1_scores, probe_predictions
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds, Settings
@@ -64,6 +64,9 @@ class CiteSeer(Accelerated):
     acceleration = Acceleration(recorded_steps=True)
 
     settings: CiteSeerSettings
+
+    def check(self, data: Path | None) -> None:
+        check_citeseer(data)
 
     def load(self, data: Path | None) -> None:
         self.graph = load_citeseer(data)

@@ -79,7 +79,13 @@ def load_citeseer(data: Path | None) -> Graph:
     )
 
 
-def _read(raw: Path) -> Graph:
+def check_citeseer(data: Path | None) -> None:
+    """Raise a ValueError with one sentence if ``data`` is without a file; None needs none."""
+    if data is not None:
+        _check_files(data / PLACE)
+
+
+def _check_files(raw: Path) -> None:
     names = ", ".join(FILES)
     if not raw.is_dir():
         raise ValueError(
@@ -88,6 +94,10 @@ def _read(raw: Path) -> Graph:
         )
     if missing := [name for name in FILES if not (raw / name).is_file()]:
         raise ValueError(f"{raw} must hold the Planetoid files {names}; missing: {', '.join(missing)}.")
+
+
+def _read(raw: Path) -> Graph:
+    _check_files(raw)
     try:
         for name in FILES[:-1]:  # the last one is text
             with (raw / name).open("rb") as file:
@@ -99,7 +109,8 @@ def _read(raw: Path) -> Graph:
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(
-            f"a file in {raw} is damaged ({type(error).__name__}); get {names} again from Planetoid."
+            f"a file in {raw} is damaged ({type(error).__name__}); "
+            f"get {', '.join(FILES)} again from Planetoid."
         ) from error
     return Graph(found.x, found.edge_index, found.y)
 

@@ -20,6 +20,7 @@ from taufree.util.cache import cache_folder, download
 from taufree.util.files import check_file
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+FILE = "cifar10.npz"
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -46,6 +47,10 @@ class Cifar10(SimCLR):
         "quick": Preset(seeds=1, settings={"epochs": 1, "batch_size": 64, "subset": 256}),
     }
 
+    def check(self, data: Path | None) -> None:
+        if data is not None:
+            _check_file(data / FILE)
+
     def find(self, data: Path | None) -> DecodedImages:
         x_train, y_train, x_test, y_test = load_cifar10(data)
         train, val = (evenly(labels, self.settings.subset) for labels in (y_train, y_test))
@@ -54,7 +59,7 @@ class Cifar10(SimCLR):
 
 def load_cifar10(data: Path | None) -> tuple[NDArray[Any], ...]:
     """Images [N, 32, 32, 3] and labels [N] of training, then of test; downloaded if no folder is given."""
-    x_train, y_train, x_test, y_test = _download() if data is None else _read(data / "cifar10.npz")
+    x_train, y_train, x_test, y_test = _download() if data is None else _read(data / FILE)
     return x_train, y_train.reshape(-1), x_test, y_test.reshape(-1)
 
 
@@ -65,9 +70,13 @@ def evenly(labels: NDArray[Any], count: int) -> NDArray[Any]:
     return order
 
 
+def _check_file(path: Path) -> None:
+    check_file(path, f"CIFAR-10 with the arrays {', '.join(KEYS)}")
+
+
 def _read(path: Path) -> tuple[NDArray[Any], ...]:
     """The arrays of Keras's file: images [N, 32, 32, 3] and labels [N], of training and of test."""
-    check_file(path, f"CIFAR-10 with the arrays {', '.join(KEYS)}")
+    _check_file(path)
     try:
         with np.load(path) as file:
             arrays = tuple(file[key] for key in KEYS)

@@ -38,6 +38,10 @@ class Imagenette(SimCLR):
     )
     example = "taufree run imagenette --links free,calibrated,0.1,0.5 --epochs 100 --set knn_every=5"
 
+    def check(self, data: Path | None) -> None:
+        if data is not None:
+            _check_folder(data / PLACE)
+
     def find(self, data: Path | None) -> DecodedImages:
         listing = _download() if data is None else find_imagenette(data / PLACE)
         if self.settings.subset:
@@ -47,6 +51,13 @@ class Imagenette(SimCLR):
 
 def find_imagenette(folder: Path) -> Listing:
     """The images of a folder with ``train`` and ``val``, or with tar files of them."""
+    tars = _check_folder(folder)
+    listing = find_packed(folder, tars) if tars else find_images(folder)
+    return replace(listing, classes=tuple(NAMES.get(name, name) for name in listing.classes))
+
+
+def _check_folder(folder: Path) -> list[Path]:
+    """The tar files of the folder, none if it has ``train`` and ``val``; ValueError if it has neither."""
     if not folder.is_dir():
         raise ValueError(
             f"No such folder: {folder}, which must hold train and val, or tar files of them; "
@@ -57,8 +68,7 @@ def find_imagenette(folder: Path) -> Listing:
         raise ValueError(
             f"{folder} must hold train and val with a folder for each class, or tar files of them."
         )
-    listing = find_packed(folder, tars) if tars else find_images(folder)
-    return replace(listing, classes=tuple(NAMES.get(name, name) for name in listing.classes))
+    return tars
 
 
 def _download() -> Listing:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree.experiments.acceleration import Accelerated, Acceleration
+from taufree.experiments.language.nli_pairs import find_corpora
 from taufree.experiments.language.tokens import Tokens, load_masked_lm, load_tokenizer, tokenise
 from taufree.experiments.settings import BatchSettings, Bounds
 
@@ -42,6 +43,9 @@ class FineTuning(Accelerated):
     settings: LanguageSettings
     tokens: Tokens
     kinds: int
+
+    def check(self, data: Path | None) -> None:
+        find_corpora(data)
 
     def prepare(self, pairs: list[tuple[str, ...]], data: Path | None) -> None:
         """Tokenise the pairs, of which each is a tuple of ``kinds`` sentences."""

@@ -35,15 +35,20 @@ def read_entailments(data: Path | None) -> list[tuple[str, str]]:
     return list(dict.fromkeys((first, second) for first, second, label in rows if label == "entailment"))
 
 
-def read_pairs(data: Path | None) -> Iterator[tuple[str, str, str]]:
-    """Premise, hypothesis and label of all pairs."""
+def find_corpora(data: Path | None) -> list[Path]:
+    """The folders of sentence pairs in ``data``; ValueError with one sentence if there is none."""
     folders = [data / name for name in CORPORA if (data / name).is_dir()] if data is not None else []
     if not folders:
         raise ValueError(
             f"the sentence pairs need --data FOLDER with {' or '.join(CORPORA)} in it ({LAYOUT}), "
             f"got {data or 'no --data'}."
         )
-    for folder in folders:
+    return folders
+
+
+def read_pairs(data: Path | None) -> Iterator[tuple[str, str, str]]:
+    """Premise, hypothesis and label of all pairs."""
+    for folder in find_corpora(data):
         labels, lines = sorted(folder.glob("labels.*")), sorted(folder.glob("*.jsonl"))
         if not labels and not lines:
             raise ValueError(f"{folder} must hold {LAYOUT}.")

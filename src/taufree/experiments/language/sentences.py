@@ -77,6 +77,12 @@ class Sentences(FineTuning):
 
     settings: SentencesSettings
 
+    def check(self, data: Path | None) -> None:
+        super().check(data)
+        assert data is not None
+        for part in PARTS:
+            check_stsb(data / "stsb" / f"{part}.csv")
+
     def load(self, data: Path | None) -> None:
         pairs = read_entailments(data)
         assert data is not None
@@ -118,9 +124,14 @@ class Sentences(FineTuning):
         return self.follow(model)
 
 
+def check_stsb(path: Path) -> None:
+    """Raise a ValueError unless the file is there."""
+    check_file(path, "a part of the STS benchmark")
+
+
 def read_stsb(path: Path) -> list[tuple[str, str, float]]:
     """Two sentences and how similar people found them, 0 to 5, from a CSV without a head."""
-    check_file(path, "a part of the STS benchmark")
+    check_stsb(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]

@@ -123,6 +123,9 @@ class DCRec(Accelerated):
 
     settings: DCRecSettings
 
+    def check(self, data: Path | None) -> None:
+        self._folder(data)
+
     def content(self, data: Path | None) -> str | None:
         """Of a folder of the user's own: a data set that is made again may be another one."""
         if self.settings.dataset in NAMED_DATASETS:

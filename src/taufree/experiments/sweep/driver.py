@@ -21,7 +21,7 @@ from taufree.experiments.sweep.local import Event, work
 from taufree.experiments.sweep.results import Line, Results, line_key
 from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import LINK_SOURCE, Run, run_key, share_contents
+from taufree.experiments.training.run import LINK_SOURCE, Run, check_data, run_key, share_contents
 from taufree.util.errors import BadInputError
 
 
@@ -34,12 +34,14 @@ class Outcome:
         done: how many of the runs asked for are in the results.
         failed: the runs that could not be finished, with the reason.
         interrupted: whether Ctrl-C ended the sweep early.
+        refused: a sentence about bad input or a full disk that ended the sweep early, after some results.
     """
 
     lines: list[Line]
     done: int
     failed: dict[Run, str]
     interrupted: bool
+    refused: str = ""
 
 
 def sweep(
@@ -65,7 +67,7 @@ def sweep(
     if ranks.rank():
         return _help(runs, out / "checkpoints", every)
     failed: dict[Run, str] = {}
-    interrupted = False
+    interrupted, refused = False, ""
     with Results(
         out, lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
     ) as results:
@@ -81,7 +83,9 @@ def sweep(
                 markup=False,
                 soft_wrap=True,
             )
+        check_data(missing)
         checkpoints = out / "checkpoints"
+        made: list[Line] = []
         events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
         try:
             # closing() stops the workers before the lock is given back.
@@ -90,6 +94,7 @@ def sweep(
                     if event.kind == "refused":
                         raise BadInputError(event.value)
                     if event.kind == "done":
+                        made.append(event.value)
                         results.append(event.value)
                         on_result(event.value)
                         Checkpoint(checkpoints / event.run.slug).remove()
@@ -98,11 +103,16 @@ def sweep(
                     display.show(event)
         except KeyboardInterrupt:
             interrupted = True
+        except BadInputError as error:
+            refused = str(error)
         if checkpoints.is_dir() and not any(checkpoints.iterdir()):
             shutil.rmtree(checkpoints)
-        lines = _comparable(results.read(), runs)
+        # A disk that took no line may not let the damage be repaired either, as read() does.
+        lines = _comparable([*there.values(), *made] if refused else results.read(), runs)
+    if refused and not lines:
+        raise BadInputError(refused)
     asked = {run.key for run in runs}
-    return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted)
+    return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted, refused)
 
 
 def _comparable(lines: Sequence[Line], runs: Sequence[Run]) -> list[Line]:

@@ -63,6 +63,15 @@ class Run:
         return run_slug(self.recipe, self.link, self.seed, self.recorded_settings)
 
 
+def check_data(runs: Sequence[Run]) -> None:
+    """Raise a BadInputError with one sentence if the data of a run are not there."""
+    for recipe, settings, data in dict.fromkeys((run.recipe, run.settings, run.data) for run in runs):
+        try:
+            find_recipe(recipe)(settings).check(data)
+        except (ValueError, OSError) as error:
+            raise BadInputError(str(error)) from error
+
+
 def share_contents(runs: Sequence[Run]) -> None:
     """Look once at the data that runs have in common, which may be many files."""
     first: dict[tuple[str, Settings, Path | None], Run] = {}

@@ -75,6 +75,7 @@ def train(
     gc.collect()
     recipe = find_recipe(run.recipe)(run.settings)
     try:
+        recipe.check(run.data)
         recipe.load(run.data)
     except (ValueError, OSError) as error:
         raise BadInputError(str(error)) from error
