@@ -11,7 +11,7 @@ from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.images.msc import MSCSettings
 from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.sweep.results import line_key
-from taufree.experiments.training.run import Run, share_contents
+from taufree.experiments.training.run import Run, run_slug, share_contents
 from taufree.util.errors import BadInputError
 from tests.support.paths import ROOT
 
@@ -96,3 +96,18 @@ def test_runs_on_the_same_images_list_them_once(images):
     share_contents(runs)
     shutil.rmtree(images)
     assert runs[0].content == runs[1].content != None  # noqa: E711
+
+
+def test_data_that_a_recipe_is_made_for_are_the_same_in_any_folder(tmp_path):
+    def keys(recipe, settings, *folders):
+        return {Run(recipe, "free", 0, settings, data=folder).key for folder in folders}
+
+    (tmp_path / "cifar10.npz").touch()
+    assert len(keys("imagenette", SimCLRSettings(), tmp_path / "a", tmp_path / "b", None)) == 1
+    assert len(keys("msc", MSCSettings(), tmp_path, None)) == 1
+
+
+def test_a_link_of_ones_own_leaves_the_names_of_files_valid():
+    slugs = [run_slug("digits", link, 0, {}) for link in ("pack.mine:Cubic", "pack:mine.Cubic")]
+    assert len(set(slugs)) == 2
+    assert all(slug.startswith("digits-pack.mine.Cubic-seed0-") for slug in slugs)

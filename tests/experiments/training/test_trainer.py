@@ -170,23 +170,6 @@ def test_checkpoints_are_not_mixed_up(tmp_path):
     assert Checkpoint(tmp_path / runs[1].slug).load(Digits(TINY).model()) is None
 
 
-def test_runs_on_other_folders_of_ones_own_are_other_runs(tmp_path):
-    def runs(recipe, *folders):
-        return {Run(recipe, "free", 0, DigitsSettings(), data=folder).key for folder in folders}
-
-    folders = (tmp_path / "a", tmp_path / "b", tmp_path / "b" / ".." / "b")
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "cifar10.npz").touch()
-    assert [len(runs(name, *folders)) for name in ("images", "msc", "imagenette")] == [2, 2, 1]
-    assert len(runs("msc", tmp_path / "c", None)) == 1
-
-
-def test_a_link_of_ones_own_leaves_the_names_of_files_valid():
-    slugs = [tiny(link).slug for link in ("pack.mine:Cubic", "pack:mine.Cubic")]
-    assert len(set(slugs)) == 2
-    assert all(slug.startswith("digits-pack.mine.Cubic-seed0-") for slug in slugs)
-
-
 def test_a_loss_that_is_no_number_is_named(tmp_path):
     run = tiny(settings=DigitsSettings(epochs=3, batch_size=128, learning_rate=float("inf")))
     with pytest.raises(FloatingPointError, match="the loss became nan in epoch 1"):
