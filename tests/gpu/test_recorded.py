@@ -14,11 +14,11 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.recorded import WARM_UP_CALLS, Replayed
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.trainer import Training
 from tests.support.cifar import write_cifar
 from tests.support.devices import require_gpu
 from tests.support.photographs import write_folder
+from tests.support.shop import assert_seeded_dropout
 
 pytestmark = require_gpu()
 
@@ -125,15 +125,4 @@ def test_a_run_with_recorded_steps_goes_on_without_them(runs, tmp_path):
 
 def test_every_recorded_step_has_its_own_dropout_and_the_seed_says_which(runs):
     training = begun(replace(runs["dcrec"], settings=replace(runs["dcrec"].settings, dropout=0.5)))
-    for group in training.optimizer.param_groups:
-        group["lr"] = 0.0
-    batch = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
-    training.model.train()
-
-    def losses():
-        seed_everything(0, "epoch", 0)
-        return [training._step(training.fabric.to_device(batch))[0][0].item() for _ in range(8)]
-
-    first, again, later = losses(), losses(), losses()
-    assert len(set(first)) == len(set(again)) == 8
-    assert later == pytest.approx(again, rel=1e-6)
+    assert_seeded_dropout(training)

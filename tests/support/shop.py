@@ -1,10 +1,12 @@
 """A small data set for DCRec, and a run of it that has begun."""
 
+import pytest
 import torch
 
 from taufree.experiments.recommendation.dcrec import DCRec, DCRecSettings
 from taufree.experiments.recommendation.interactions import COLUMNS
 from taufree.experiments.training.run import Run
+from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.trainer import Training
 
 
@@ -26,3 +28,19 @@ def begun(shop, link="free", seed=0, precision="32-true", device="cpu", **settin
     recipe = DCRec(chosen)
     recipe.load(None)
     return Training(Run("dcrec", link, seed, chosen, precision, device), recipe)
+
+
+def assert_seeded_dropout(training):
+    """Each step draws another dropout, and the seed says which; nothing is learned meanwhile."""
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.0
+    batch = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    training.model.train()
+
+    def losses():
+        seed_everything(0, "epoch", 0)
+        return [training._step(training.fabric.to_device(batch))[0][0].item() for _ in range(8)]
+
+    first, again, later = losses(), losses(), losses()
+    assert len(set(first)) == len(set(again)) == 8
+    assert later == pytest.approx(again, rel=1e-6)

@@ -114,7 +114,8 @@ def run(
     except ValueError as error:
         ranks.wait_for_first()
         refuse(error)
-    # Two seconds, for which a refusal need not wait; what they lack is to be said before the training.
+    # These imports take two seconds, so they come after the refusals; a package that is missing is named
+    # before the training.
     from taufree.experiments.report.page import write_report
     from taufree.experiments.report.verdicts import verdicts
 

@@ -29,7 +29,7 @@ class BestEpoch:
             self._weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
     def ends(self, curves: Mapping[str, Sequence[float]]) -> bool:
-        """Whether training has lost its patience."""
+        """Whether ``patience`` values in a row were no better than the highest one."""
         values = self._values(curves)
         if self.patience is None or not values:
             return False
