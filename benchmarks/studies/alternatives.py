@@ -16,7 +16,7 @@ from scipy.special import betaincinv, betaln
 from torch import Tensor
 
 from taufree import CalibratedLogOdds, Link, LogOdds
-from taufree.backends.moments import ContrastMeasure
+from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import normalize
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory.closed_forms import null_log_odds
@@ -44,12 +44,9 @@ class Centred(CalibratedLogOdds):
     far the cosines spread about it distinguishes the negatives.
     """
 
-    def prepare(self, measure: ContrastMeasure) -> LogOdds:
-        def own() -> tuple[Tensor, Tensor]:
-            moment = self.moment_of(negatives(measure.contrast))
-            return moment.clamp(min=1 / measure.contrast.anchors.shape[1]), torch.zeros_like(moment)
-
-        return super().prepare(own)
+    def _measure(self, measure: ContrastMeasure) -> None:
+        moment = self.moment_of(negatives(measure.contrast))
+        self.moment.copy_(moment.clamp(min=1 / measure.contrast.anchors.shape[1]))
 
     def moment_of(self, cosines: Tensor) -> Tensor:
         """What stands for 1/nu."""

@@ -6,22 +6,17 @@ import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS
-from taufree.links import Link, LogOdds
+from taufree.links import Link, LinkLike, as_link
 from taufree.reduction import REDUCTIONS
 
 
-def check_options(link: Link | None, reduction: str, backend: str) -> Link:
-    """The link to use; raises if an option is not one that the losses know."""
+def check_options(link: LinkLike, reduction: str, backend: str, *, kept: bool = True) -> Link:
+    """The link to use; raises if an option is not one that the losses know. ``kept``: see ``as_link``."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
-    if link is None:
-        return LogOdds()
-    if not isinstance(link, Link):
-        got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
-        raise TypeError(f"link must be a taufree.Link such as LogOdds() or Temperature(0.5), got {got}.")
-    return link
+    return as_link(link, kept=kept)
 
 
 def check_alike(**embeddings: Tensor) -> None:

@@ -6,7 +6,7 @@ import copy
 from importlib import import_module
 from typing import TypeVar
 
-from taufree.links import CalibratedLogOdds, LogOdds
+from taufree.links import CalibratedLogOdds, FittedLogOdds, LogOdds
 from taufree.losses import InfoNCE, NTXent, SupCon
 
 MODULES = {  # the package a loss comes from: the file of taufree.integrations that has a twin of it
@@ -54,4 +54,4 @@ def temperature_free(loss: _T) -> _T:
 
 def is_free(link: object) -> bool:
     """Whether it is a link without a temperature."""
-    return isinstance(link, (LogOdds, CalibratedLogOdds))
+    return isinstance(link, (LogOdds, CalibratedLogOdds, FittedLogOdds))

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from taufree import distributed
-from taufree.backends import IMPLEMENTATIONS, choose, moments
+from taufree.backends import IMPLEMENTATIONS, choose
+from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
 from taufree.checks import check_alike, check_float, check_integers, check_options
 from taufree.contrast import Contrast
-from taufree.links import Link
+from taufree.links import LinkLike
 from taufree.reduction import anchor_weights
 
 
@@ -23,7 +24,7 @@ def info_nce(
     symmetric: bool = False,
     in_batch: bool | None = None,
     ids: Tensor | None = None,
-    link: Link | None = None,
+    link: LinkLike = None,
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
@@ -43,7 +44,8 @@ def info_nce(
         in_batch: whether the other rows of ``positive_key`` are negatives too. None: exactly when
             no ``negative_keys`` are given.
         ids: integers, [N]; a key with the query's id that is not its positive is left out.
-        link: how a cosine becomes a logit; None is ``taufree.LogOdds``, without temperature.
+        link: how a cosine becomes a logit. None or "free" is ``taufree.LogOdds``, without temperature; a
+            number is that temperature. The modules take the names "fitted", "calibrated" and "learnable" too.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
             two directions).
         gather_distributed: contrast with the batches of all ranks of the default process group, as one
@@ -105,7 +107,7 @@ def nt_xent(
     view_b: Tensor,
     *,
     ids: Tensor | None = None,
-    link: Link | None = None,
+    link: LinkLike = None,
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
@@ -142,7 +144,7 @@ def sup_con(
     embeddings: Tensor,
     labels: Tensor,
     *,
-    link: Link | None = None,
+    link: LinkLike = None,
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
@@ -177,14 +179,14 @@ def sup_con(
 
 
 def _loss(
-    contrast: Contrast, link: Link | None, reduction: str, gather_distributed: bool, backend: str
+    contrast: Contrast, link: LinkLike, reduction: str, gather_distributed: bool, backend: str
 ) -> Tensor:
-    link = check_options(link, reduction, backend)
+    link = check_options(link, reduction, backend, kept=False)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
     if gather_distributed and distributed.active():
         return sharded.loss(contrast, link, reduction, backend)
-    link = link.prepare(moments.ContrastMeasure(contrast))
+    link = link.prepare(ContrastMeasure(contrast))
     labelled = contrast.labels is not None and reduction != "none"
     positives = contrast.positive_count() if labelled else None
     weights = anchor_weights(reduction, contrast.n, positives)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from taufree.checks import check_options
 from taufree.functional import info_nce, nt_xent, sup_con
-from taufree.links import Link
+from taufree.links import LinkLike
 
 
 class _Loss(nn.Module):
@@ -17,7 +17,7 @@ class _Loss(nn.Module):
     def __init__(
         self,
         *,
-        link: Link | None = None,
+        link: LinkLike = None,
         reduction: str = "mean",
         gather_distributed: bool = False,
         backend: str = "auto",
@@ -61,7 +61,7 @@ class InfoNCE(_Loss):
         *,
         symmetric: bool = False,
         in_batch: bool | None = None,
-        link: Link | None = None,
+        link: LinkLike = None,
         reduction: str = "mean",
         gather_distributed: bool = False,
         backend: str = "auto",

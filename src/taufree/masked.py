@@ -5,10 +5,10 @@ The drop-ins of other libraries use it for what the functions of taufree.functio
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from taufree.backends import moments, numerics, reference
+from taufree.backends import numerics, reference
+from taufree.backends.measure import ContrastMeasure, MaskMeasure
 from taufree.backends.reference import masked_logits
 from taufree.checks import check_float
 from taufree.contrast import Contrast
@@ -39,21 +39,17 @@ def check_rows(**rows: Tensor) -> None:
 
 def prepare(link: Link, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Link:
     """The link that one loss uses, measured on these embeddings if it measures; call it once a loss."""
-    return link.prepare(moments.ContrastMeasure(Contrast(query, positive_key, queue=negative_keys)))
+    return link.prepare(ContrastMeasure(Contrast(query, positive_key, queue=negative_keys)))
 
 
-def prepare_by_mask(link: Link, gap: Tensor, rise: Tensor, negatives: Tensor, dimensions: int) -> Link:
-    """The link that one loss uses, measured on the pairs of ``negatives``, booleans [N, M]; once a loss.
+def prepare_by_mask(
+    link: Link, gap: Tensor, rise: Tensor, negatives: Tensor, positives: Tensor, dimensions: int
+) -> Link:
+    """The link that one loss uses, measured on pairs that are given by booleans [N, M]; once a loss.
 
     The measure that it is given has no ``contrast``.
     """
-
-    @torch.no_grad()
-    def measure() -> tuple[Tensor, Tensor]:
-        squares = ((rise - gap) / 2).square().masked_fill(~negatives, 0)
-        return moments.summary(moments.sums(squares.sum(1), negatives.sum(1)), dimensions)
-
-    return link.prepare(measure)
+    return link.prepare(MaskMeasure(gap, rise, negatives, positives, dimensions))
 
 
 def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +74,7 @@ def masked_losses(
         positives, candidates: booleans [N, M]; a positive must be a candidate.
     """
     gap, rise = similarity(anchors, samples)
-    link = prepare_by_mask(link, gap, rise, candidates & ~positives, anchors.shape[1])
+    link = prepare_by_mask(link, gap, rise, candidates & ~positives, positives, anchors.shape[1])
     logits = masked_logits(link, gap, rise, ~candidates)
     losses = reference.by_label(logits, positives, positives.sum(1))
     return losses.to(result_dtype(anchors, samples))

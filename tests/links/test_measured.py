@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,7 +84,8 @@ def test_it_moves_no_further_than_the_batch_asks_for():
     link = CalibratedLogOdds()
 
     def after(mean, error):
-        link.prepare(lambda: (torch.tensor(mean), torch.tensor(error)))
+        found = torch.tensor(mean), torch.tensor(error)
+        link.prepare(SimpleNamespace(squared_cosine=lambda found=found: found))
         return link.moment.item()
 
     assert after(0.5, 0.1) == pytest.approx(0.6)  # from 1, where it begins

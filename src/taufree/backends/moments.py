@@ -34,16 +34,6 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     return summary(squares.sums(), contrast.anchors.shape[1])
 
 
-class ContrastMeasure:
-    """What :meth:`taufree.Link.prepare` is given: called, it is :func:`measure` of ``contrast``."""
-
-    def __init__(self, contrast: Contrast) -> None:
-        self.contrast = contrast
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        return measure(self.contrast)
-
-
 def sums(total: Tensor, count: Tensor) -> Tensor:
     """[3]: how many anchors have negatives; the sums of their means, and of these means' squares.
 
@@ -89,7 +79,7 @@ class Squares:
             self._add(keys, self.groups)
             if self.groups is None:  # no negatives: the positive, and the anchor itself
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
-                for part in _parts(n, self.u.shape[1], MAX_NUMBERS):
+                for part in parts_of(n, self.u.shape[1], MAX_NUMBERS):
                     for shift in shifts:
                         others = keys[part]
                         if shift:
@@ -101,7 +91,7 @@ class Squares:
             self.add(contrast.queue)
         if contrast.own_negatives is not None:
             own = contrast.own_negatives
-            for part in _parts(n, own.shape[1] * own.shape[2], MAX_NUMBERS):
+            for part in parts_of(n, own.shape[1] * own.shape[2], MAX_NUMBERS):
                 cosines = (self._unit(own[part]) * self.u[part, None]).sum(-1)
                 self.total[part] += cosines.square().sum(1)
             self.count += own.shape[1]
@@ -118,14 +108,14 @@ class Squares:
             if groups is not None and self.groups is not None:
                 if v.is_cuda and self.dtype == torch.float32:
                     u, v = u.half(), v.half()
-                for part in _parts(len(u), m, MAX_PAIRS.get(v.device.type, 2**24)):
+                for part in parts_of(len(u), m, MAX_PAIRS.get(v.device.type, 2**24)):
                     same = self.groups[part, None] == groups
                     cosines = (u[part] @ v.T).masked_fill_(same, 0)
                     self.total[part] += torch.linalg.vector_norm(cosines, dim=1, dtype=self.dtype).square()
                     self.count[part] += m - same.sum(1)
                 return
             v = v.T if m < d else v.T @ v
-            for part in _parts(len(u), d, MAX_NUMBERS):
+            for part in parts_of(len(u), d, MAX_NUMBERS):
                 product = u[part] @ v
                 self.total[part] += (product * (product if m < d else u[part])).sum(1)
             self.count += m
@@ -137,7 +127,7 @@ class Squares:
     def _unit(self, x: Tensor) -> Tensor:
         """Unit rows of the sums' dtype, some at a time: they come from float64, where no square overflows."""
         x = x.detach()
-        parts = _parts(len(x), x[:1].numel(), MAX_NUMBERS)
+        parts = parts_of(len(x), x[:1].numel(), MAX_NUMBERS)
         if len(parts) == 1:
             return self._unit_part(x)
         unit = x.new_empty(x.shape, dtype=self.dtype)
@@ -153,7 +143,7 @@ class Squares:
         return torch.nn.functional.normalize(wide, dim=-1, eps=shortest(x.dtype)).to(self.dtype)
 
 
-def _parts(rows: int, width: int, room: int) -> list[slice]:
+def parts_of(rows: int, width: int, room: int) -> list[slice]:
     """So many rows of this width at a time that they fit."""
     height = max(1, room // max(1, width))
     if rows <= height:  # without a range, which would make torch.compile compile again for each N

@@ -141,9 +141,9 @@ class NTXentLoss(_Free, original.NTXentLoss):
         """Losses of the positive pairs [P] and the pairs; a pair that is listed twice counts twice."""
         a1, p, a2, n = pairs
         gap, rise = similarity(embeddings, ref_emb)
-        negatives = torch.zeros_like(gap, dtype=torch.bool)
-        negatives[a2, n] = True
-        link = prepare_by_mask(self.link, gap, rise, negatives, embeddings.shape[1])
+        negatives, positives = torch.zeros(2, *gap.shape, dtype=torch.bool, device=gap.device)
+        negatives[a2, n], positives[a1, p] = True, True
+        link = prepare_by_mask(self.link, gap, rise, negatives, positives, embeddings.shape[1])
         positive, negative = (
             link.logit((rise[at] - gap[at]) / 2, gap[at], rise[at]) for at in ((a1, p), (a2, n))
         )

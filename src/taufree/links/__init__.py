@@ -4,17 +4,22 @@ A loss here is link x contrast x reduction. The paper's link is ``LogOdds``; the
 it replaces are links as well, so that a comparison changes this one object and nothing else.
 """
 
-from taufree.links.base import Formula, Link, Measure
+from taufree.links.base import Formula, Likelihood, Link, Measure
 from taufree.links.log_odds import LogOdds
-from taufree.links.measured import CalibratedLogOdds
+from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
+from taufree.links.named import LinkLike, as_link
 from taufree.links.temperature import LearnableTemperature, Temperature
 
 __all__ = [
     "CalibratedLogOdds",
+    "FittedLogOdds",
     "Formula",
     "LearnableTemperature",
+    "Likelihood",
     "Link",
+    "LinkLike",
     "LogOdds",
     "Measure",
     "Temperature",
+    "as_link",
 ]

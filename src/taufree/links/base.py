@@ -5,12 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-Measure: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
+
+class Likelihood(NamedTuple):
+    """How the mean loss changes with the logarithm of the factor by which all logits are multiplied; scalars.
+
+    Attributes:
+        gradient: the first derivative, mean over anchors of E[l] - target, with l an anchor's logits, E the
+            expectation under their softmax, and the target the positive's logit (see ``Measure``).
+        error: the standard error of that mean, infinite for a single anchor.
+        variance: mean over anchors of the variance of l under their softmax. The second derivative is
+            ``variance + gradient``.
+    """
+
+    gradient: Tensor
+    error: Tensor
+    variance: Tensor
+
+
+class Measure(Protocol):
+    """What a link can learn of the batch before its loss is computed, over all ranks if they are gathered.
+
+    Nothing of it has a gradient. All ranks must ask together.
+    """
+
+    def squared_cosine(self) -> tuple[Tensor, Tensor]:
+        """The mean squared cosine of the negatives and its standard error, infinite for a single anchor; NaN if
+        there are no negatives."""
+
+    def likelihood(self, link: Link) -> Likelihood:
+        """See ``Likelihood``; of up to 128 anchors with all their candidates, NaN if there are no negatives.
+
+        The targets are smoothed by Laplace's rule: of n anchors' positives each has probability
+        (n + 1)/(n + 2), and the rest is spread over its negatives. So the best factor is finite even where
+        every positive is ahead of all negatives.
+        """
 
 
 class Formula(NamedTuple):
@@ -86,19 +119,16 @@ class Link(nn.Module):
     def prepare(self, measure: Measure) -> Link:
         """The link that one loss uses, forward and backward; called once before each loss.
 
-        Here a link brings what it learns back into its range, and measures what it needs to know of the
-        batch. ``measure()`` gives two scalars on the embeddings' device: the mean squared cosine of the
-        negatives, over all ranks if they are gathered, and its standard error, infinite for a single anchor;
-        NaN if there are no negatives. In one process ``measure.contrast`` has the embeddings, for links that
-        measure something else; only the losses by masks, of some drop-ins, have none. All ranks must call
-        ``measure`` together: a link that calls it overrides ``measures``, by which ranks that would differ
-        are found.
+        Here a link brings what it learns back into its range, and asks ``measure`` what it needs to know of
+        the batch. A link that does overrides ``measures``, by which ranks that would differ are found.
+        In one process ``measure.contrast`` has the embeddings, for links that measure something else; only
+        the losses by masks, of some drop-ins, have none.
         """
         return self
 
     @property
     def measures(self) -> bool:
-        """Whether ``prepare`` may call ``measure`` now, which ranks must do together."""
+        """Whether ``prepare`` may use ``measure`` now, which ranks must do together."""
         return False
 
     def forward(self, cosine: Tensor) -> Tensor:

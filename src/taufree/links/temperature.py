@@ -14,30 +14,71 @@ from taufree.links.base import Formula, Link, Measure, check_number
 class Temperature(Link):
     """The classical link with a fixed temperature, l(c) = c / tau.
 
+    Args:
+        tau: a positive number. A tensor is used as it is and gets its gradient if it requires one: a
+            parameter is learned, and is one of the link's own.
+
     Examples:
         >>> Temperature(0.5)(torch.tensor([1.0])).item()
         2.0
     """
 
-    def __init__(self, tau: float) -> None:
+    tau: float | Tensor
+
+    def __init__(self, tau: float | Tensor) -> None:
         super().__init__()
-        self.tau = check_number("tau", tau, "a positive number", lambda x: x > 0)
+        if isinstance(tau, Tensor):
+            if tau.numel() != 1 or not tau.is_floating_point():
+                raise ValueError(
+                    f"tau must be a positive number, or a floating-point tensor of one, got a tensor of shape "
+                    f"{list(tau.shape)} and dtype {tau.dtype}."
+                )
+            self.tau = tau
+        else:
+            self.tau = check_number("tau", tau, "a positive number", lambda x: x > 0)
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return cosine / self.tau
+        return cosine * self._scale_like(cosine)
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return cosine.new_ones(()).div_(self.tau).expand_as(cosine)
+        return self._scale_like(cosine).expand_as(cosine)
+
+    def _scale_like(self, cosine: Tensor) -> Tensor:
+        scale = self.formula_scale()
+        return scale.to(cosine) if isinstance(scale, Tensor) else cosine.new_ones(()).mul_(scale)  # or inf
 
     @property
     def formula(self) -> Formula:
         return Formula("linear")
 
     def formula_scale(self) -> float | Tensor:
-        return 1 / self.tau
+        if not isinstance(self.tau, Tensor):
+            return 1 / self.tau
+        return self.tau.reshape(()).to(wide_dtype(self.tau.device)).reciprocal()
 
     def extra_repr(self) -> str:
-        return f"tau={self.tau}"
+        return f"tau={self.tau.item() if isinstance(self.tau, Tensor) else self.tau}"
+
+
+class Scaled(Link):
+    """l(c) = scale c, for backends that differentiate a formula with respect to its scale."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return cosine * self.scale.to(cosine)
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.scale.detach().to(cosine).expand_as(cosine)
+
+    @property
+    def formula(self) -> Formula:
+        return Formula("linear")
+
+    def formula_scale(self) -> Tensor:
+        return self.scale
 
 
 class LearnableTemperature(Link):
@@ -99,4 +140,4 @@ class LearnableTemperature(Link):
         return self
 
     def extra_repr(self) -> str:
-        return f"max_scale={self.max_scale}"
+        return f"tau={self.tau:.3g}, max_scale={self.max_scale}"

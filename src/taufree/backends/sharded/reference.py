@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taufree.backends import moments, reference
+from taufree.backends import reference
+from taufree.backends.measure import ContrastMeasure
 from taufree.contrast import Contrast
 from taufree.distributed import Ranks
 from taufree.dtypes import result_dtype, wide_dtype
@@ -46,7 +47,7 @@ def loss(
         ids=None if ids is None else ids[order],
         labels=gathered(contrast.labels),
     )
-    losses = reference.anchor_losses(whole, link.prepare(moments.ContrastMeasure(whole)))
+    losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
     weights = anchor_weights(reduction, whole.n, None if whole.labels is None else whole.positive_count())
     if weights is None:
         own = ranks.span(ranks.rank, sizes)

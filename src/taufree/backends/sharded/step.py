@@ -21,7 +21,7 @@ embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
 loss (all-reduce)                      mean, sum  8
-squared cosines (all-reduce)           calibrated 24
+measurements (all-reduce)              measured   32
 normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
                                        one-way
 gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
@@ -29,7 +29,7 @@ gradients of shared negatives          if wanted  M D x 4 (8 for float64), by re
 =====================================  =========  ==============================================
 
 By the ring the embeddings come in W - 1 messages instead, once for the forward and once more for the
-backward (and once before both to measure squared cosines), and the gradients in W - 1.
+backward (and once before both for a link that measures), and the gradients in W - 1.
 
 Gradients are those of the sum over the ranks of what each of them calls backward on, which DDP divides by W.
 For "mean" and "sum" every rank holds the same loss, so that W times its gradient is divided by W; it must be
@@ -45,14 +45,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from taufree.backends import choose, moments
+from taufree.backends import choose, likelihood, moments
 from taufree.backends.autograd import FirstDerivativeOnly, apply, uncompiled
 from taufree.backends.numerics import full_precision
 from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
-from taufree.links import Link
+from taufree.links import Likelihood, Link
 from taufree.reduction import anchor_weights
 
 
@@ -113,7 +113,7 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
     if isinstance(weights, Tensor):
         weights = weights[own.start : own.stop]
     step = ShardedStep(contrast, ranks, sizes, queues, groups, weights)
-    link = link.prepare(step.measure)
+    link = link.prepare(step)
     make: Callable[..., ShardEngine]
     if backend == "triton":
         from taufree.backends.sharded import fused  # needs Triton
@@ -143,17 +143,29 @@ class ShardedStep:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
 
     @torch.no_grad()
-    def measure(self) -> tuple[Tensor, Tensor]:
+    def squared_cosine(self) -> tuple[Tensor, Tensor]:
         """:func:`taufree.backends.moments.measure` of all ranks' anchors, the same on every rank."""
         squares = moments.Squares(self.contrast)
-        self._start()
-        squares.add_own()
-        if self.keys is not None:
-            self.keys.visit(lambda rows, span: squares.add(rows, self._shard(rows, span).groups))
-        if self.queue is not None:
-            self.queue.visit(lambda rows, span: squares.add(rows))
+        self._measure(squares)
         sums = self.ranks.sum(squares.sums(), "the squared cosines of all ranks")
         return moments.summary(sums, self.contrast.anchors.shape[1])
+
+    @torch.no_grad()
+    def likelihood(self, link: Link) -> Likelihood:
+        """That of some anchors of every rank, the same on every rank."""
+        sample = likelihood.AnchorSample(self.contrast, link)
+        self._measure(sample)
+        sums = sample.sums(sum(self.sizes))
+        return likelihood.summary(self.ranks.sum(sums, "the likelihoods of all ranks"))
+
+    def _measure(self, into: moments.Squares | likelihood.AnchorSample) -> None:
+        """Adds own candidates and those of all other ranks."""
+        self._start()
+        into.add_own()
+        if self.keys is not None:
+            self.keys.visit(lambda rows, span: into.add(rows, self._shard(rows, span).groups))
+        if self.queue is not None:
+            self.queue.visit(lambda rows, span: into.add(rows, None))
 
     def forward(self, engine: ShardEngine) -> Tensor:
         """The weighted sum of all ranks' losses, or own losses [n]."""
@@ -264,4 +276,9 @@ def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> s
         text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
     mode = " that measures" if link.measures else ""  # which exchanges sums
-    return f"{text}, reduction={reduction!r}, backend={backend!r}, link={link!r}{mode}"
+    return f"{text}, reduction={reduction!r}, backend={backend!r}, link={_describe_link(link)}{mode}"
+
+
+def _describe_link(link: Link) -> str:
+    """Without the values of its state: reading them would wait for the device."""
+    return f"{type(link).__name__} {link.formula}" if link.state_dict() else repr(link)

@@ -1,0 +1,163 @@
+"""How the loss changes with the scale of all logits, on some of the anchors: what a fitted gain follows.
+
+With l_ij the logits of anchor i's candidates, p_ij their softmax and t_i its target, the derivative of the loss
+with respect to the logarithm of the logits' scale is sum_j p_ij l_ij - t_i, and the second derivative that plus
+the variance of l_ij under p_ij. Both are means over anchors: 128 of them, spread evenly over the batch, say as
+much as a step needs to know, at a cost that is linear in the number of candidates.
+
+Plain products suffice, in whatever precision torch is set to: 1 - c is half the squared distance of the unit
+rows, and the same after one vector has been subtracted from all of them. With the anchors' mean subtracted,
+rows that nearly agree are small, and so are their rounding errors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree.backends.moments import parts_of
+from taufree.backends.numerics import no_autocast, shortest
+from taufree.contrast import Contrast
+from taufree.dtypes import result_dtype, wide_dtype
+from taufree.links import Likelihood, Link
+
+MAX_ANCHORS = 128
+MAX_NUMBERS = 2**22  # of logits in memory at a time
+
+
+def summary(sums: Tensor) -> Likelihood:
+    """From :meth:`Totals.sums`, of one process or added up over ranks."""
+    count, gradient, squares, variance = sums
+    mean = gradient / count
+    error = ((squares / count - mean.square()).clamp(min=0) / count).sqrt()
+    return Likelihood(mean, error.masked_fill(count == 1, torch.inf), variance / count)
+
+
+class Totals:
+    """Sums over the logits of ``count`` anchors, candidates block by block."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.wide = wide_dtype(device)
+        zeros = torch.zeros(4, count, dtype=self.wide, device=device)
+        self.of_negatives, self.negatives, self.of_positives, self.positives = zeros
+        # By block: the logarithm of the sum of exp(l), and the means of l and l^2 under exp(l).
+        self.blocks: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add_positives(self, logits: Tensor) -> None:
+        """One positive for each anchor, [m]."""
+        logits = logits.to(self.wide)
+        self.blocks.append((logits, logits, logits.square()))
+        self.of_positives, self.positives = self.of_positives + logits, self.positives + 1
+
+    def add(self, logits: Tensor, left_out: Tensor | None, same: Tensor | None) -> None:
+        """Candidates' logits [m, k]; those ``left_out`` do not count, those ``same`` are positives."""
+        lowered, counted = logits, logits
+        count: Tensor | int = logits.shape[1]
+        if left_out is not None:
+            lowered, counted = logits.masked_fill(left_out, -torch.inf), logits.masked_fill(left_out, 0)
+            count = count - left_out.sum(1)
+        total = counted.sum(1).to(self.wide)
+        if same is not None:
+            same = same if left_out is None else same & ~left_out
+            positives = counted.masked_fill(~same, 0).sum(1).to(self.wide)
+            self.of_positives, self.positives = self.of_positives + positives, self.positives + same.sum(1)
+            total, count = total - positives, count - same.sum(1)
+        self.of_negatives, self.negatives = self.of_negatives + total, self.negatives + count
+        top = lowered.amax(1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        weight = (lowered - top).exp()
+        z = weight.sum(1)
+        weighted = weight * counted
+        some = z != 0  # and NaN
+        mean, square = (x.sum(1).div(z).where(some, 0) for x in (weighted, weighted * counted))
+        log_z = (z.log() + top.squeeze(1)).where(some, -torch.inf)
+        self.blocks.append((log_z.to(self.wide), mean.to(self.wide), square.to(self.wide)))
+
+    def sums(self, anchors: int) -> Tensor:
+        """[4]: how many anchors have positives and negatives; the sums of their derivatives, of these
+        squared, and of the variances. ``anchors`` says how many the loss has in all, for Laplace's rule."""
+        log_z, means, squares = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
+        share = log_z.softmax(0)
+        mean, square = (share * means).sum(0), (share * squares).sum(0)
+        some = (self.negatives > 0) & (self.positives > 0)
+        smoothing = 1 / (anchors + 2)
+        target = (1 - smoothing) * (self.of_positives / self.positives)
+        target = target + smoothing * (self.of_negatives / self.negatives)
+        gradient = (mean - target).where(some, 0)
+        variance = (square - mean.square()).clamp(min=0).where(some, 0)
+        return torch.stack([some.sum().to(mean), gradient.sum(), gradient.square().sum(), variance.sum()])
+
+
+class AnchorSample:
+    """Some anchors of a contrast, and the totals of their logits while candidates are added."""
+
+    def __init__(self, contrast: Contrast, link: Link) -> None:
+        self.contrast, self.link, n = contrast, link, contrast.n
+        device = contrast.anchors.device
+        self.dtype = result_dtype(*contrast.inputs)
+        count = min(n, MAX_ANCHORS)
+        self.index = torch.arange(count, device=device) * n // count
+        unit = self._unit(contrast.anchors[self.index])
+        self.origin = unit.mean(0)
+        self.u, self.square = self._around_origin(unit)
+        self.groups = None if contrast.groups is None else contrast.groups[self.index]
+        self.totals = Totals(count, device)
+
+    def add_own(self) -> None:
+        """All candidates that the contrast itself holds."""
+        contrast = self.contrast
+        keys = contrast.anchors if contrast.keys is None else contrast.keys
+        if contrast.labels is None:
+            positives = keys[(self.index + contrast.shift) % contrast.n]
+            self.totals.add_positives(self._row_by_row(positives[:, None]).squeeze(1))
+        if contrast.in_batch:
+            self._add(keys, contrast.groups, own=True)
+        if contrast.queue is not None:
+            self.add(contrast.queue, None)
+        if contrast.own_negatives is not None and contrast.own_negatives.shape[1]:
+            self.totals.add(self._row_by_row(contrast.own_negatives[self.index]), None, None)
+
+    def add(self, rows: Tensor, groups: Tensor | None) -> None:
+        """Candidates [M, D] from elsewhere, none of them an anchor of this contrast or its key."""
+        self._add(rows, groups, own=False)
+
+    def sums(self, anchors: int) -> Tensor:
+        """See :meth:`Totals.sums`."""
+        return self.totals.sums(anchors)
+
+    def _add(self, rows: Tensor, groups: Tensor | None, own: bool) -> None:
+        contrast = self.contrast
+        for part in parts_of(len(rows), len(self.index), MAX_NUMBERS):
+            v, square = self._around_origin(self._unit(rows[part]))
+            with no_autocast(v.device):
+                gap = ((self.square[:, None] + square) / 2 - self.u @ v.T).clamp(0, 2)
+            masks, same = [], None
+            if own:
+                place = torch.arange(part.start, part.stop, device=rows.device)
+                if contrast.keys is None:
+                    masks.append(self.index[:, None] == place)
+                if contrast.labels is None:
+                    masks.append(((self.index + contrast.shift) % contrast.n)[:, None] == place)
+            if groups is not None and self.groups is not None:
+                same = self.groups[:, None] == groups[part]
+                if contrast.labels is None:  # equal ids are left out
+                    masks, same = [*masks, same], None
+            left_out = torch.stack(masks).any(0) if masks else None
+            self.totals.add(self.link.logit(1 - gap, gap, 2 - gap), left_out, same)
+
+    def _row_by_row(self, x: Tensor) -> Tensor:
+        """The logits of each anchor with rows [m, K, D] of its own."""
+        v, square = self._around_origin(self._unit(x))
+        gap = ((self.square[:, None] + square) / 2 - (self.u[:, None] * v).sum(-1)).clamp(0, 2)
+        return self.link.logit(1 - gap, gap, 2 - gap)
+
+    def _around_origin(self, unit: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows u' = u - origin, and the squares s with which 1 - u.v = (s_u + s_v)/2 - u'.v'.
+
+        A square is |u'|^2, plus 1 - |u|^2 for a row too short to be normalised.
+        """
+        rows = (unit - self.origin).to(self.dtype)
+        return rows, rows.square().sum(-1) + (1 - unit.square().sum(-1)).to(self.dtype)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        wide = x.detach().to(wide_dtype(x.device))
+        return torch.nn.functional.normalize(wide, dim=-1, eps=shortest(x.dtype))

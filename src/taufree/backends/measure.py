@@ -1,0 +1,48 @@
+"""What :meth:`taufree.Link.prepare` is given: the measurements of one process on its own contrast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from taufree.backends import likelihood, moments
+from taufree.contrast import Contrast
+from taufree.links import Likelihood, Link
+
+
+class ContrastMeasure:
+    """See :class:`taufree.links.Measure`."""
+
+    def __init__(self, contrast: Contrast) -> None:
+        self.contrast = contrast
+
+    def squared_cosine(self) -> tuple[Tensor, Tensor]:
+        return moments.measure(self.contrast)
+
+    @torch.no_grad()
+    def likelihood(self, link: Link) -> Likelihood:
+        sample = likelihood.AnchorSample(self.contrast, link)
+        sample.add_own()
+        return likelihood.summary(sample.sums(self.contrast.n))
+
+
+class MaskMeasure:
+    """The same for pairs that are given by masks [N, M], with their 1 - c and 1 + c."""
+
+    def __init__(
+        self, gap: Tensor, rise: Tensor, negatives: Tensor, positives: Tensor, dimensions: int
+    ) -> None:
+        self.gap, self.rise, self.negatives, self.positives = gap.detach(), rise.detach(), negatives, positives
+        self.dimensions = dimensions
+
+    @torch.no_grad()
+    def squared_cosine(self) -> tuple[Tensor, Tensor]:
+        squares = ((self.rise - self.gap) / 2).square().masked_fill(~self.negatives, 0)
+        return moments.summary(moments.sums(squares.sum(1), self.negatives.sum(1)), self.dimensions)
+
+    @torch.no_grad()
+    def likelihood(self, link: Link) -> Likelihood:
+        totals = likelihood.Totals(len(self.gap), self.gap.device)
+        logits = link.logit((self.rise - self.gap) / 2, self.gap, self.rise)
+        totals.add(logits, ~(self.negatives | self.positives), self.positives)
+        return likelihood.summary(totals.sums(len(self.gap)))

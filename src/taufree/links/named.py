@@ -1,0 +1,54 @@
+"""The argument ``link`` of losses and drop-ins: a link, a temperature, or a link's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import TypeAlias
+
+from torch import Tensor
+
+from taufree.links.base import Link
+from taufree.links.log_odds import LogOdds
+from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
+from taufree.links.temperature import LearnableTemperature, Temperature
+
+LinkLike: TypeAlias = Link | float | Tensor | str | None
+
+NAMED_LINKS: dict[str, Callable[[], Link]] = {
+    "free": LogOdds,
+    "fitted": FittedLogOdds,
+    "calibrated": CalibratedLogOdds,
+    "learnable": LearnableTemperature,
+}
+
+
+def as_link(link: LinkLike, default: Callable[[], Link] = LogOdds, *, kept: bool = True) -> Link:
+    """The link that an argument means; None means the default.
+
+    Args:
+        link: a link, a positive number or a tensor for that temperature, or a name.
+        kept: whether the caller keeps the link for the next loss, as modules do. A link that learns or
+            measures can only be named then: made anew for each loss, it would know nothing of the one before.
+    """
+    if isinstance(link, Link):
+        return link
+    if link is None:
+        return default()
+    if isinstance(link, Tensor) or (isinstance(link, Real) and not isinstance(link, bool)):
+        return Temperature(link)  # type: ignore[arg-type]
+    if isinstance(link, str):
+        if link not in NAMED_LINKS:
+            names = ", ".join(map(repr, NAMED_LINKS))
+            raise ValueError(f"link must be one of the names {names}, a temperature or a Link, got {link!r}.")
+        made = NAMED_LINKS[link]()
+        if not kept and made.state_dict():
+            raise ValueError(
+                f"link must be a Link that you keep from loss to loss, such as {type(made).__name__}(), or use "
+                f"the loss as a module; got the name {link!r}, which a function would begin anew each time."
+            )
+        return made
+    got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
+    raise TypeError(
+        f"link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, got {got}."
+    )
