@@ -44,8 +44,15 @@ BAD = {
         x, x, reduction="average"
     ),
     "backend must be one of": lambda x, i: nt_xent(x, x, backend="cuda"),
-    "link must be a taufree.Link such as LogOdds() or Temperature(0.5), got float": lambda x, i: nt_xent(
-        x, x, link=0.1
+    "link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, got bool": (
+        lambda x, i: nt_xent(x, x, link=True)
+    ),
+    "link must be one of the names 'free', 'fitted', 'calibrated', 'learnable', a temperature or a Link, got "
+    "'fast'": lambda x, i: taufree.NTXent(link="fast"),
+    "link must be a Link that you keep from loss to loss, such as FittedLogOdds(), or the loss a module; "
+    "got the name 'fitted'": lambda x, i: nt_xent(x, x, link="fitted"),
+    "tau must be a positive number, or a floating-point tensor of one, got a tensor of shape [2]": (
+        lambda x, i: nt_xent(x, x, link=torch.ones(2))
     ),
     "got the class LogOdds": lambda x, i: nt_xent(x, x, link=LogOdds),
     "query must be a dense tensor, got layout torch.sparse_coo": lambda x, i: info_nce(x.to_sparse(), x),

@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 
 PUBLIC = {
     "CalibratedLogOdds",
+    "FittedLogOdds",
     "InfoNCE",
     "LearnableTemperature",
     "Link",

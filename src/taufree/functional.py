@@ -7,6 +7,7 @@ from torch import Tensor
 
 from taufree import distributed
 from taufree.backends import IMPLEMENTATIONS, choose
+from taufree.backends.autograd import NotTransformableError
 from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
@@ -52,8 +53,9 @@ def info_nce(
             process would with their concatenation: the loss is the global one (own rows for "none"), and
             so is every parameter's gradient after DDP's averaging; shared ``negative_keys`` are
             those of all ranks together. Without a process group it is the plain loss.
-        backend: "auto", "reference" (dense, twice differentiable), "blockwise" (linear memory, any
-            device) or "triton" (fused GPU kernels).
+        backend: "auto", "reference" (dense), "blockwise" (linear memory, any device) or "triton" (fused GPU
+            kernels). Transforms of torch.func and second derivatives are those of the reference, at its
+            memory; "triton" has none.
 
     Shape:
         query and positive_key [N, D]; the result is a scalar, or [N] for "none". It is float64 if
@@ -190,4 +192,9 @@ def _loss(
     labelled = contrast.labels is not None and reduction != "none"
     positives = contrast.positive_count() if labelled else None
     weights = anchor_weights(reduction, contrast.n, positives)
-    return IMPLEMENTATIONS[choose(backend, contrast, link)](contrast, link, weights)
+    try:
+        return IMPLEMENTATIONS[choose(backend, contrast, link)](contrast, link, weights)
+    except NotTransformableError:  # by torch.func, or in forward mode; the reference is
+        if backend != "auto":
+            raise
+        return IMPLEMENTATIONS["reference"](contrast, link, weights)

@@ -7,7 +7,7 @@ import torch
 
 from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import fused
-from taufree.backends.blockwise.tiles import OddsTile
+from taufree.backends.blockwise.tiles import OddsTile, SoftmaxTile, tile_kind
 from taufree.contrast import Contrast
 
 
@@ -220,21 +220,21 @@ def test_a_subclass_has_the_formula_unless_its_logit_is_its_own(monkeypatch):
     monkeypatch.setattr(fused, "_machine", lambda *_: None)
     contrast = Contrast(torch.eye(4))
     assert Coarse().formula == ("log-odds", 1e-2)
-    assert OddsTile.fits(Coarse())
+    assert tile_kind(Coarse()) is OddsTile
     assert fused.unsupported(contrast, Coarse()) is None
     for link in (Bent(), Mixed()):
         assert link.formula is None
-        assert not OddsTile.fits(link)
+        assert tile_kind(link) is SoftmaxTile
         assert f"{type(link).__name__} has none" in fused.unsupported(contrast, link)
 
 
 def test_the_fast_tiles_are_for_a_gain_of_one_that_nothing_learns():
-    assert OddsTile.fits(LogOdds(gain=1))
-    assert not OddsTile.fits(LogOdds(gain=2))
+    assert tile_kind(LogOdds(gain=1)) is OddsTile
+    assert tile_kind(LogOdds(gain=2)) is SoftmaxTile
     for name in ("gain", "resolution"):
         link = LogOdds()
         setattr(link, name, torch.nn.Parameter(torch.tensor(1.0)))
-        assert not OddsTile.fits(link)
+        assert tile_kind(link) is SoftmaxTile
 
 
 @pytest.mark.parametrize("link", [LogOdds(2.0, 1e-3), Temperature(0.2), LearnableTemperature(0.5, 10.0)])

@@ -199,7 +199,7 @@ def test_compiles_without_a_graph_break():
 
 
 def test_it_is_shown_moved_and_refused_like_the_others():
-    assert repr(CalibratedLogOdds()) == "CalibratedLogOdds(resolution=0.0001)"
+    assert repr(CalibratedLogOdds()) == "CalibratedLogOdds(dimension=1, gain=1, resolution=0.0001)"
     assert "CalibratedLogOdds" in repr(InfoNCE(link=CalibratedLogOdds()))
     assert CalibratedLogOdds().to(torch.float64).moment.dtype == torch.float64
     assert taufree.CalibratedLogOdds is CalibratedLogOdds

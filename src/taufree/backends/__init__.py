@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from taufree.backends import blockwise, fused, reference
@@ -16,7 +17,7 @@ from taufree.contrast import Contrast
 from taufree.links import Link
 
 BACKENDS = ("auto", "reference", "blockwise", "triton")
-MAX_DENSE_PAIRS = 2**14
+MAX_DENSE_PAIRS = 2**14  # on a GPU
 
 
 class Backend(Protocol):
@@ -34,16 +35,22 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
     """The name of the backend to use; "auto" decides by size and device, an explicit choice that cannot run
     raises.
 
-    Up to 2^14 pairs (128 anchors) in one process the dense reference is as quick, compiles and is twice
-    differentiable; beyond that its matrices cost more than tiles do. On a GPU the fused kernels take over
-    if they can compute the loss, else blockwise. On the meta device, which has shapes alone, only the
-    reference never needs the value of a tensor.
+    On a CPU that is blockwise. On a GPU it is the fused kernels if they can compute the loss, else blockwise,
+    but for up to 2^14 pairs (128 anchors) in one process the reference, which is as quick there. On the meta
+    device, which has shapes alone, only the reference never needs the value of a tensor.
     """
     if backend == "triton" and (reason := fused.unsupported(contrast, link)):
         raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
     if backend != "auto":
         return backend
-    small = contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
-    if not over_ranks and (small or contrast.anchors.is_meta):
+    anchors = contrast.anchors
+    small = anchors.is_cuda and contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
+    # torch.export follows what is no operator, as blockwise without a formula, and stops at tensors' values.
+    if not over_ranks and (small or anchors.is_meta or (link.formula is None and _exporting())):
         return "reference"
-    return "triton" if contrast.anchors.is_cuda and not fused.unsupported(contrast, link) else "blockwise"
+    return "triton" if anchors.is_cuda and not fused.unsupported(contrast, link) else "blockwise"
+
+
+def _exporting() -> bool:
+    is_exporting = getattr(torch.compiler, "is_exporting", None)  # PyTorch 2.7
+    return is_exporting is not None and is_exporting()

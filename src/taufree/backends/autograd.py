@@ -1,16 +1,24 @@
-"""For backends whose gradient is written by hand: not compiled, not transformed, not differentiated twice."""
+"""For backends whose gradient is written by hand: not compiled, not transformed, and what happens then."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+REASON = 'it is not compiled; give backend="reference" for a graph without breaks'
+
+
+class NotTransformableError(RuntimeError):
+    """A backend was asked for a transform of torch.func, or for forward mode, and has none."""
 
 
 def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -27,21 +35,66 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
         return disabled[0](*args, **kwargs)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = REASON  # type: ignore[attr-defined]
     return call
 
 
-def apply(function: type[torch.autograd.Function], backend: str, *inputs: Any) -> Any:
-    """``function.apply``; torch.func and forward mode, which it does not support, raise and name the backend
-    that does."""
+@contextmanager
+def transforms_named(backend: str) -> Iterator[None]:
+    """Within, what torch.func and forward mode cannot do raises :class:`NotTransformableError`."""
     try:
-        return function.apply(*inputs)
+        yield
     except RuntimeError as error:
         if "functorch" not in str(error) and "forward mode AD" not in str(error):
             raise
-        raise RuntimeError(
+        raise NotTransformableError(
             f"The {backend} backend cannot be transformed by torch.func, nor differentiated in forward mode; "
             'use backend="reference".'
         ) from error
+
+
+class ByReference(torch.autograd.Function):
+    """Gradients that are known, given with what they were computed from; their derivatives, of any order, are
+    those of ``loss``, a function of the inputs that is differentiable in all of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: Callable[..., torch.Tensor], upstream: torch.Tensor, count: int,
+        *inputs_and_gradients: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        ctx.loss, ctx.count = loss, count
+        ctx.save_for_backward(upstream, *inputs_and_gradients[:count])
+        return tuple(None if g is None else g.view_as(g) for g in inputs_and_gradients[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        upstream, *inputs = ctx.saved_tensors
+        with torch.enable_grad():
+            given = [i for i, g in enumerate(outer) if g is not None]
+            first = torch.autograd.grad(
+                ctx.loss(*inputs),
+                [inputs[i] for i in given],
+                upstream,
+                create_graph=True,
+                materialize_grads=True,
+            )
+            wanted = [i for i, x in enumerate((upstream, *inputs)) if x is not None and x.requires_grad]
+            second = torch.autograd.grad(
+                first,
+                [(upstream, *inputs)[i] for i in wanted],
+                [outer[i] for i in given],
+                create_graph=again,
+                allow_unused=True,
+            )
+        found = dict(zip(wanted, second, strict=True))
+        return (
+            None,
+            found.get(0),
+            None,
+            *(found.get(i + 1) for i in range(ctx.count)),
+            *([None] * len(outer)),
+        )
 
 
 class FirstDerivativeOnly(torch.autograd.Function):

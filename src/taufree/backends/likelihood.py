@@ -1,9 +1,9 @@
 """How the loss changes with the scale of all logits, on some of the anchors: what a fitted gain follows.
 
-With l_ij the logits of anchor i's candidates, p_ij their softmax and t_i its target, the derivative of the loss
-with respect to the logarithm of the logits' scale is sum_j p_ij l_ij - t_i, and the second derivative that plus
-the variance of l_ij under p_ij. Both are means over anchors: 128 of them, spread evenly over the batch, say as
-much as a step needs to know, at a cost that is linear in the number of candidates.
+With l_ij the logits of anchor i's candidates, p_ij their softmax and t_i its target, the derivative of the
+loss with respect to the logarithm of the logits' scale is sum_j p_ij l_ij - t_i, and the second derivative is
+that plus the variance of l_ij under p_ij. Both are means over anchors: 128 of them, spread evenly over the
+batch, say as much as a step needs to know, at a cost that is linear in the number of candidates.
 
 Plain products suffice, in whatever precision torch is set to: 1 - c is half the squared distance of the unit
 rows, and the same after one vector has been subtracted from all of them. With the anchors' mean subtracted,

@@ -32,7 +32,12 @@ class MaskMeasure:
     def __init__(
         self, gap: Tensor, rise: Tensor, negatives: Tensor, positives: Tensor, dimensions: int
     ) -> None:
-        self.gap, self.rise, self.negatives, self.positives = gap.detach(), rise.detach(), negatives, positives
+        self.gap, self.rise, self.negatives, self.positives = (
+            gap.detach(),
+            rise.detach(),
+            negatives,
+            positives,
+        )
         self.dimensions = dimensions
 
     @torch.no_grad()

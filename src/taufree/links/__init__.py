@@ -7,7 +7,7 @@ it replaces are links as well, so that a comparison changes this one object and 
 from taufree.links.base import Formula, Likelihood, Link, Measure
 from taufree.links.log_odds import LogOdds
 from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
-from taufree.links.named import LinkLike, as_link
+from taufree.links.named import LinkLike, as_link, from_formula
 from taufree.links.temperature import LearnableTemperature, Temperature
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "Measure",
     "Temperature",
     "as_link",
+    "from_formula",
 ]

@@ -34,8 +34,10 @@ class Measure(Protocol):
     """
 
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
-        """The mean squared cosine of the negatives and its standard error, infinite for a single anchor; NaN if
-        there are no negatives."""
+        """The mean squared cosine of the negatives, and its standard error.
+
+        NaN if there are no negatives; the error of a single anchor is infinite.
+        """
 
     def likelihood(self, link: Link) -> Likelihood:
         """See ``Likelihood``; of up to 128 anchors with all their candidates, NaN if there are no negatives.

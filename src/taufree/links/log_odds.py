@@ -39,8 +39,9 @@ class LogOdds(Link):
         return self.gain * ((rise + self.resolution).reciprocal() + (gap + self.resolution).reciprocal())
 
     @property
-    def formula(self) -> Formula:
-        return Formula("log-odds", self.resolution)
+    def formula(self) -> Formula | None:
+        learned = isinstance(self.resolution, Tensor)  # a parameter in its place, which no formula has
+        return None if learned else Formula("log-odds", self.resolution)
 
     def formula_scale(self) -> float | Tensor:
         return self.gain

@@ -179,6 +179,11 @@ def _newton_step(gradient: Tensor, error: Tensor, variance: Tensor) -> Tensor:
     The second derivative is variance + gradient. Where that gradient is negative the curvature still grows
     towards the minimum, and where it is positive it shrinks: there the denominator counts it twice.
     """
-    sure = gradient.sign() * (gradient.abs() - error).clamp(min=0)
+    sure = _shrunk(gradient, error)
     step = -sure / (variance + sure + sure.abs())
     return step.clamp(-math.log(2), math.log(2)).nan_to_num(0.0)
+
+
+def _shrunk(gradient: Tensor, error: Tensor) -> Tensor:
+    """What of the gradient exceeds its standard error."""
+    return gradient.sign() * (gradient.abs() - error).clamp(min=0)

@@ -1,4 +1,4 @@
-"""The argument ``link`` of losses and drop-ins: a link, a temperature, or a link's name."""
+"""Links made from something else: from the argument ``link`` of losses and drop-ins, or from a formula."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from taufree.links.base import Link
-from taufree.links.log_odds import LogOdds
+from taufree.links.base import Formula, Link
+from taufree.links.log_odds import LogOdds, with_gain
 from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
-from taufree.links.temperature import LearnableTemperature, Temperature
+from taufree.links.temperature import LearnableTemperature, Scaled, Temperature
 
 LinkLike: TypeAlias = Link | float | Tensor | str | None
 
@@ -36,7 +36,7 @@ def as_link(link: LinkLike, default: Callable[[], Link] = LogOdds, *, kept: bool
     if link is None:
         return default()
     if isinstance(link, Tensor) or (isinstance(link, Real) and not isinstance(link, bool)):
-        return Temperature(link)  # type: ignore[arg-type]
+        return Temperature(link)
     if isinstance(link, str):
         if link not in NAMED_LINKS:
             names = ", ".join(map(repr, NAMED_LINKS))
@@ -44,11 +44,17 @@ def as_link(link: LinkLike, default: Callable[[], Link] = LogOdds, *, kept: bool
         made = NAMED_LINKS[link]()
         if not kept and made.state_dict():
             raise ValueError(
-                f"link must be a Link that you keep from loss to loss, such as {type(made).__name__}(), or use "
-                f"the loss as a module; got the name {link!r}, which a function would begin anew each time."
+                f"link must be a Link that you keep from loss to loss, such as {type(made).__name__}(), or the "
+                f"loss a module; got the name {link!r}, with which a function would begin anew each time."
             )
         return made
     got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
     raise TypeError(
-        f"link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, got {got}."
+        "link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, "
+        f"got {got}."
     )
+
+
+def from_formula(formula: Formula, scale: Tensor) -> Link:
+    """The link of this formula with this scale, which its logit is differentiable with respect to."""
+    return with_gain(scale, formula.resolution) if formula.kind == "log-odds" else Scaled(scale)

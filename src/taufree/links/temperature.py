@@ -30,7 +30,7 @@ class Temperature(Link):
         if isinstance(tau, Tensor):
             if tau.numel() != 1 or not tau.is_floating_point():
                 raise ValueError(
-                    f"tau must be a positive number, or a floating-point tensor of one, got a tensor of shape "
+                    "tau must be a positive number, or a floating-point tensor of one, got a tensor of shape "
                     f"{list(tau.shape)} and dtype {tau.dtype}."
                 )
             self.tau = tau

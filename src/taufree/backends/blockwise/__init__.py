@@ -1,5 +1,19 @@
-"""Linear memory on any device: the loss and its gradient, tile by tile."""
+"""Linear memory on any device, tile by tile; start with ``engine``."""
 
-from taufree.backends.blockwise.engine import loss
+from __future__ import annotations
 
-__all__ = ["loss"]
+import torch
+from torch import Tensor
+
+from taufree.backends.blockwise import engine
+from taufree.contrast import Contrast
+from taufree.links import Link
+
+
+def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
+    """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
+    if torch.compiler.is_compiling() and link.formula is not None:
+        from taufree.backends.blockwise import op  # only here: its operators are not needed otherwise
+
+        return op.loss(contrast, link, weights)
+    return engine.loss(contrast, link, weights)

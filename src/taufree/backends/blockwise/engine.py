@@ -13,15 +13,16 @@ the rest. Positives and each anchor's own negatives are few, and always computed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from taufree.backends import numerics
-from taufree.backends.autograd import FirstDerivativeOnly, apply, uncompiled
+from taufree.backends import numerics, reference
+from taufree.backends.autograd import ByReference, transforms_named, uncompiled
+from taufree.backends.blockwise import one_tile
 from taufree.backends.blockwise.rows import UnitRows, cut, spans
 from taufree.backends.blockwise.tiles import (
     Direction,
@@ -32,12 +33,14 @@ from taufree.backends.blockwise.tiles import (
     keep_freed_memory,
     learned,
     link_gradient,
+    near,
     parameters,
+    tile_kind,
 )
 from taufree.backends.numerics import chords, full_precision
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
-from taufree.links import Link
+from taufree.links import Link, from_formula
 
 Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
 Tile: TypeAlias = OddsTile | SoftmaxTile
@@ -45,7 +48,6 @@ Tile: TypeAlias = OddsTile | SoftmaxTile
 TILE_SIZE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT_BYTES = 24 * 2**20  # of tiles kept between the two visits
 SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast
-NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
 
 @uncompiled
@@ -54,53 +56,85 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     if isinstance(weights, float):
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
-    inputs = (*contrast.inputs, *learned(link, contrast.anchors))
-    if not torch.is_grad_enabled():  # or the forward would compute a gradient that nobody asks for
-        inputs = tuple(None if x is None else x.detach() for x in inputs)
-    result: Tensor = apply(_Blockwise, "blockwise", contrast, link, weights, *inputs)
-    return result
+    with transforms_named("blockwise"):
+        link, params, connected = learned(link, contrast.anchors)
+        inputs = (*contrast.inputs, *connected)
+        if not torch.is_grad_enabled():  # or the forward would compute a gradient that nobody asks for
+            inputs = tuple(None if x is None else x.detach() for x in inputs)
+        result: Tensor = _Blockwise.apply(contrast, link, params, weights, *inputs)
+        return result
+
+
+def evaluate(
+    contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
+    wanted: Sequence[bool], weights: Tensor | None,
+) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
+    """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
+    if one_tile.fits(contrast, TILE_SIZE**2):
+        with full_precision(contrast.anchors.device):
+            found = one_tile.run(contrast, link, inputs, params, weights)
+        if found is not None:
+            return found
+    return BlockwiseEngine(contrast, link, inputs, params, wanted).run(weights)
 
 
 class _Blockwise(torch.autograd.Function):
-    """Inputs from the fourth on: anchors, keys, queue, own negatives, the link's parameters."""
+    """Inputs from the fifth on: anchors, keys, queue, own negatives, what the link learns."""
 
     @staticmethod
     def forward(
-        ctx: Any, contrast: Contrast, link: Link, weights: Tensor | None, *inputs: Tensor | None
-    ) -> Tensor:
-        without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved below, freed after the backward
+        ctx: Any, contrast: Contrast, link: Link, params: list[Tensor], weights: Tensor | None,
+        *inputs: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        # Not the parameters of a link: the next loss may bring them back into range in place.
+        scales = inputs[4:] if link.formula is not None else ()
+        ctx.save_for_backward(contrast.ids, contrast.labels, *inputs[:4], *scales)
+        without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved above, freed after the backward
         ctx.contrast = replace(contrast, **without)
         ctx.link, ctx.weights = link, weights
-        # Not saved below: the next loss may bring them back into range in place.
-        ctx.params = [p for p in inputs[4:] if p is not None]
-        ctx.values = values_of(ctx.params)
-        ctx.wanted = ctx.needs_input_grad[3:]
-        engine = BlockwiseEngine(contrast, link, inputs, ctx.wanted)
-        losses, ctx.gradients = engine.run(weights if any(ctx.wanted) else None)
-        ctx.save_for_backward(*inputs[:4], contrast.ids, contrast.labels)
-        return (losses if weights is None else (losses * weights).sum()).to(engine.dtype)
+        ctx.params, ctx.values = params, values_of(params)
+        ctx.wanted = ctx.needs_input_grad[4:]
+        losses, ctx.gradients = evaluate(
+            contrast, link, inputs, params, ctx.wanted, weights if any(ctx.wanted) else None
+        )
+        return (losses if weights is None else (losses * weights).sum()).to(result_dtype(*inputs[:4]))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        inputs = (*saved[:4], *ctx.params)
+        ids, labels, *inputs = ctx.saved_tensors
+        inputs += ctx.params if ctx.link.formula is None else []
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
         if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
             check_unchanged(ctx.link, ctx.params, ctx.values)
+            saved = dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True))
+            contrast = replace(ctx.contrast, **saved)
             grad = upstream if ctx.weights is None else ctx.weights * upstream
-            contrast = replace(ctx.contrast, **dict(zip(SAVED_FIELDS, saved, strict=True)))
-            _, gradients = BlockwiseEngine(contrast, ctx.link, inputs, ctx.wanted).run(grad)
+            _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
         else:
-            for gradient in gradients:
-                if gradient is not None:
+            for gradient, wanted in zip(gradients, ctx.wanted, strict=True):
+                if gradient is not None and wanted:
                     gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
-        cast = [None if g is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)]
+        cast = [
+            g.to(x.dtype) if wanted and g is not None else None
+            for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)
+        ]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = [
-                None if g is None else FirstDerivativeOnly.apply("blockwise", g, upstream, *inputs)
-                for g in cast
-            ]
-        return (None, None, None, *cast)
+            cast = ByReference.apply(_reference(ctx, ids, labels), upstream, len(inputs), *inputs, *cast)
+        return (None, None, None, None, *cast)
+
+
+def _reference(ctx: Any, ids: Tensor | None, labels: Tensor | None) -> Callable[..., Tensor]:
+    """The same loss as a function of its inputs, which torch can differentiate as often as it likes."""
+    kept, link, params, weights = ctx.contrast, ctx.link, ctx.params, ctx.weights
+
+    def loss(*inputs: Tensor | None) -> Tensor:
+        contrast = replace(kept, **dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True)))
+        of_inputs = link
+        if params and link.formula is not None and (scale := inputs[4]) is not None:
+            of_inputs = from_formula(link.formula, scale)  # the copy of the scale is of no graph
+        return reference.loss(contrast, of_inputs, weights)
+
+    return loss
 
 
 def values_of(params: Sequence[Tensor]) -> list[Tensor]:
@@ -109,6 +143,8 @@ def values_of(params: Sequence[Tensor]) -> list[Tensor]:
 
 def check_unchanged(link: Link, params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Raises unless the link, which the backward calls again, has the parameters of the forward."""
+    if link.formula is not None:  # whose scale is a copy
+        return
     now = {id(p) for p in parameters(link)}
     for p, value in zip(params, values, strict=True):
         alike = (p.dtype, p.device, p.shape) == (value.dtype, value.device, value.shape)
@@ -137,8 +173,9 @@ class BlockwiseEngine:
     """One evaluation of the loss and, if wanted, of its gradient."""
 
     def __init__(
-        self, contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], wanted: Sequence[bool]
-    ) -> None:
+        self, contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
+        wanted: Sequence[bool],
+    ) -> None:  # fmt: skip
         anchors, keys, queue, own = inputs[:4]
         assert anchors is not None
         self.contrast, self.link = contrast, link
@@ -148,9 +185,9 @@ class BlockwiseEngine:
         self.v = self.u if keys is None else UnitRows(keys, self.dtype, wanted[1], tiled=contrast.in_batch)
         self.queue = None if queue is None else UnitRows(queue, self.dtype, wanted[2])
         self.own = None if own is None else UnitRows(own, self.dtype, wanted[3], tiled=False)
-        self.params = [p for p in inputs[4:] if p is not None]
+        self.params = params
         self.param_grads = self._no_param_grads()
-        self.kind: type[OddsTile] | type[SoftmaxTile] = OddsTile if OddsTile.fits(link) else SoftmaxTile
+        self.kind = tile_kind(link)
 
     @torch.no_grad()
     def run(self, weights: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
@@ -323,13 +360,12 @@ class BlockwiseEngine:
                 left_out = LeftOut([], self.contrast.ids[rows, None] == groups)
         if left_out is not None:
             left_out.fill(gap, 1)
-        least, most = gap.aminmax()
-        if bool((least < NEAR_GAP + offset) | (most > 2 - NEAR_GAP + offset)):
+        if near(gap, offset):
             gap, rise = numerics.similarity(u.exact(rows), u.deficit[rows], v.exact(cols), v.deficit[cols])
             gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
-        return self.kind(self.link, gap, rise, left_out, same)
+        return self.kind(self.link, gap, rise, left_out, same, bool(self.params))
 
     def _tile_gradient(self, place: Place, tile: Tile, sides: list[Side]) -> None:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block

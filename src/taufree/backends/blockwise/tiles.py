@@ -10,12 +10,24 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from taufree.contrast import Contrast
-from taufree.links import Link
+from taufree.links import Link, from_formula
+
+NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
+
+
+def near(gap: Tensor, offset: float) -> bool:
+    """Whether plain products are not good enough for a tile, given its 1 - c + offset."""
+    least, most = gap.aminmax()
+    low, high = NEAR_GAP + offset, 2 - NEAR_GAP + offset
+    if gap.is_cpu:
+        return least.item() < low or most.item() > high
+    return bool((least < low) | (most > high))  # waits for the device once
 
 
 @dataclass
@@ -44,6 +56,7 @@ class LeftOut:
 
     diagonals: list[int]
     mask: Tensor | None
+    in_each: int | None = None  # how many a row or a column has, if all have as many
 
     @classmethod
     def of(cls, contrast: Contrast, rows: range, cols: range) -> LeftOut | None:
@@ -55,15 +68,20 @@ class LeftOut:
             shifts += [contrast.shift, contrast.shift - contrast.n]
         offsets = [rows.start - cols.start + shift for shift in shifts]
         diagonals = [k for k in offsets if -len(rows) < k < len(cols)]
-        return cls(diagonals, None) if diagonals else None
+        # Of the whole matrix, a diagonal that leaves at one edge comes back at the other.
+        whole = len(rows) == len(cols) == contrast.n
+        in_each = len({k % contrast.n for k in diagonals}) if whole else None
+        return cls(diagonals, None, in_each) if diagonals else None
 
     def fill(self, tile: Tensor, value: float) -> Tensor:
         for k in self.diagonals:
             tile.diagonal(k).fill_(value)
         return tile if self.mask is None else tile.masked_fill_(self.mask, value)
 
-    def count(self, tile: Tensor, dim: int) -> Tensor:
+    def count(self, tile: Tensor, dim: int) -> Tensor | int:
         """How many there are along ``dim``."""
+        if self.in_each is not None and tile.shape[0] == tile.shape[1]:
+            return self.in_each
         if self.mask is not None:
             return self.mask.sum(dim)
         count = tile.new_zeros(tile.shape[1 - dim])
@@ -82,23 +100,14 @@ class OddsTile:
     empty_sum = 0.0  # the sum over no pair
 
     @staticmethod
-    def fits(link: Link) -> bool:
-        """Whether the link is the log-odds at a gain that is known to be 1, with nothing to learn."""
-        if link.formula is None or link.formula.kind != "log-odds":
-            return False
-        # Do not compare a tensor with 1: reading a CUDA scalar waits for the device.
-        scale = link.formula_scale()
-        gain_is_one = not isinstance(scale, Tensor) and scale == 1
-        return gain_is_one and not any(p.requires_grad for p in parameters(link))
-
-    @staticmethod
     def offset(link: Link) -> float:
         assert link.formula is not None
         return link.formula.resolution
 
     def __init__(
-        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None
-    ) -> None:
+        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
+        learns: bool,
+    ) -> None:  # fmt: skip
         resolution = self.offset(link)
         self.twice = 2 * (1 + resolution)
         self.same = same
@@ -172,30 +181,37 @@ class SoftmaxTile:
         return 0.0
 
     def __init__(
-        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None
-    ) -> None:
-        self.link, self.same, self.near = link, same, rise is not None
+        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
+        learns: bool,
+    ) -> None:  # fmt: skip
+        self.link, self.same, self.near, self.left_out = link, same, rise is not None, left_out
         self.similarity: tuple[Tensor, Tensor, Tensor] | None = None
+        self.base: Tensor | None = None  # logit / scale, for the derivative with respect to the scale
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
-        learns = bool(parameters(link))
-        linear = link.formula is not None and link.formula.kind == "linear" and not learns
-        if rise is None and linear and not isinstance(scale := link.formula_scale(), Tensor):
-            # Without the passes for c and 1 + c.
-            self.logit, self.slope = gap.sub_(1).mul_(-scale), gap.new_ones(()).mul_(scale)
+        formula = link.formula
+        if formula is not None and formula.kind == "linear":
+            scale = link.formula_scale()
+            self.base = gap.neg_().add_(1) if rise is None else rise.sub_(gap).div_(2)
+            self.slope = gap.new_ones(()).mul_(scale)
+            self.logit = self.base * self.slope if learns else self.base.mul_(self.slope)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
             # In the tile's dtype: a link with float64 parameters gives another.
             self.slope = link.slope(cosine, gap, rise).to(gap.dtype)
             self.logit = link.logit(cosine, gap, rise).to(gap.dtype, copy=True)
-            if learns:
+            if learns and formula is None:
                 self.similarity = (cosine, gap, rise)
+            elif learns:
+                self.base = self.logit / link.formula_scale()
         if left_out is not None:
             left_out.fill(self.logit, -torch.inf)
+        if not learns:
+            self.base = None
 
     @property
     def nbytes(self) -> int:
-        held = (self.logit, self.weight, self.slope, *(self.similarity or ()))
+        held = (self.logit, self.weight, self.slope, self.base, *(self.similarity or ()))
         return sum(x.untyped_storage().nbytes() for x in held if x is not None)
 
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
@@ -229,6 +245,8 @@ class SoftmaxTile:
         learned: Sequence[Tensor | None] = ()
         if params and self.similarity is not None:
             learned = link_gradient(self.link, self.similarity, outer, params)
+        elif params and self.base is not None:
+            learned = [(outer * self.base).sum()]
         return outer.mul_(self.slope), learned
 
     def _share(self, side: Side) -> Tensor:
@@ -292,17 +310,46 @@ class Direction:
         self.side.target[part] = self.side.grad[part] * share.where(some, 0)
 
 
+def tile_kind(link: Link) -> type[OddsTile] | type[SoftmaxTile]:
+    """OddsTile for the log-odds at a gain that is known to be 1, with nothing to learn."""
+    formula = link.formula
+    if formula is None or formula.kind != "log-odds":
+        return SoftmaxTile
+    # Do not compare a tensor with 1: reading a CUDA scalar waits for the device.
+    scale = link.formula_scale()
+    return OddsTile if not isinstance(scale, Tensor) and scale == 1 else SoftmaxTile
+
+
 def parameters(link: Link) -> list[Tensor]:
     """A link's parameters; a copy by nn.DataParallel has plain tensors in their place."""
     copies = [x for part in link.modules() for x in getattr(part, "_former_parameters", {}).values()]
     return [*link.parameters(), *copies]
 
 
-def learned(link: Link, like: Tensor) -> list[Tensor]:
-    """The link's parameters that a gradient is wanted for, given a tensor on the embeddings' device.
+class Learned(NamedTuple):
+    """The link that tiles are computed with, what it is differentiated with respect to, and the tensors of
+    torch's graph that get these derivatives.
 
-    Raises if it has none and yet its logit requires a gradient, which a plain tensor would silently not get.
+    A link with a formula learns by its scale alone, of which the tiles have a copy.
     """
+
+    link: Link
+    params: list[Tensor]
+    connected: list[Tensor]
+
+
+def learned(link: Link, like: Tensor) -> Learned:
+    """For embeddings on the device of ``like``. Raises if a link without a formula has no parameter and yet
+    its logit requires a gradient, which a plain tensor would silently not get."""
+    formula = link.formula
+    if formula is not None:
+        scale = link.formula_scale()
+        if not isinstance(scale, Tensor):
+            return Learned(link, [], [])
+        copied = scale.detach().clone()
+        if not (scale.requires_grad and torch.is_grad_enabled()):
+            return Learned(from_formula(formula, copied), [], [])
+        return Learned(from_formula(formula, copied.requires_grad_()), [copied], [scale])
     found = [p for p in parameters(link) if p.requires_grad]
     if not found and torch.is_grad_enabled():
         zero, one = torch.arange(2.0, dtype=torch.float32, device=like.device)
@@ -311,13 +358,16 @@ def learned(link: Link, like: Tensor) -> list[Tensor]:
                 f"link must have all that it learns as its parameters, got a {type(link).__name__} with "
                 'another tensor that requires a gradient; make that a parameter, or use backend="reference".'
             )
-    return found
+    return Learned(link, found, found)
 
 
 def link_gradient(
     link: Link, similarity: tuple[Tensor, Tensor, Tensor], outer: Tensor, params: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
-    """The derivatives of sum(outer * logit) with respect to the link's parameters."""
+    """The derivatives of sum(outer * logit) with respect to the link's parameters or its formula's scale."""
+    if link.formula is not None:  # also within an operator, where torch records no graph
+        base = from_formula(link.formula, outer.new_ones(())).logit(*similarity)
+        return [(outer * base).sum()]
     with torch.enable_grad():
         logit = link.logit(*similarity)
         if not logit.requires_grad:  # no parameter has a part in it

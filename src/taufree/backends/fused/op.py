@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from taufree.backends.autograd import FirstDerivativeOnly, apply, no_second_derivative
+from taufree.backends.autograd import FirstDerivativeOnly, no_second_derivative, transforms_named
 from taufree.backends.fused.arguments import SCALE, TENSOR_COUNT, Arguments, Gradients, Saved
 from taufree.backends.fused.row_passes import Mode, Upstream
 from taufree.backends.fused.step import FusedStep, own_share
@@ -169,7 +169,8 @@ def loss(weights: Tensor | float | None, arguments: Arguments) -> Tensor:
     if not torch.compiler.is_compiling():
         if isinstance(weights, float):
             arguments = arguments._replace(weight=weights)
-        result: Tensor = apply(_Contrast, "triton", True if one_for_all else weights, *arguments)
-        return result
+        with transforms_named("triton"):
+            result: Tensor = _Contrast.apply(True if one_for_all else weights, *arguments)
+            return result
     losses: Tensor = contrast(*arguments)[0]
     return losses if weights is None else (losses * weights).sum()

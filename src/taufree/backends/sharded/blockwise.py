@@ -20,17 +20,18 @@ def engine_of(
     contrast: Contrast, link: Link
 ) -> tuple[Callable[..., BlockwiseShards], tuple[Tensor | None, ...]]:
     """What makes an engine for :mod:`.step`, and its differentiable inputs."""
-    params = learned(link, contrast.anchors)
-    return partial(BlockwiseShards, contrast, link), (*contrast.inputs, *params)
+    link, params, connected = learned(link, contrast.anchors)
+    return partial(BlockwiseShards, contrast, link, params), (*contrast.inputs, *connected)
 
 
 class BlockwiseShards(BlockwiseEngine):
     """See :class:`.step.ShardEngine`. Inputs: anchors, keys, queue, own negatives, params."""
 
     def __init__(
-        self, contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], wanted: Sequence[bool]
-    ) -> None:
-        super().__init__(contrast, link, inputs, [False] * len(wanted))
+        self, contrast: Contrast, link: Link, params: Sequence[Tensor], inputs: Sequence[Tensor | None],
+        wanted: Sequence[bool],
+    ) -> None:  # fmt: skip
+        super().__init__(contrast, link, inputs, params, [False] * len(wanted))
         self.wanted, self.empty_sum, self.sum_dtype = wanted, self.kind.empty_sum, self.wide
         self.values = engine.values_of(self.params)
         keep_freed_memory()

@@ -45,8 +45,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from taufree.backends import choose, likelihood, moments
-from taufree.backends.autograd import FirstDerivativeOnly, apply, uncompiled
+from taufree.backends import choose, moments
+from taufree.backends.autograd import FirstDerivativeOnly, transforms_named, uncompiled
+from taufree.backends.likelihood import AnchorSample
+from taufree.backends.likelihood import summary as likelihood_of
 from taufree.backends.numerics import full_precision
 from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
@@ -121,8 +123,9 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
         make, inputs = fused.engine_of(contrast, link)
     else:
         make, inputs = blockwise.engine_of(contrast, link)
-    result: Tensor = apply(_Sharded, backend, step, make, backend, *inputs)
-    return result
+    with transforms_named(backend):
+        result: Tensor = _Sharded.apply(step, make, backend, *inputs)
+        return result
 
 
 class ShardedStep:
@@ -153,12 +156,12 @@ class ShardedStep:
     @torch.no_grad()
     def likelihood(self, link: Link) -> Likelihood:
         """That of some anchors of every rank, the same on every rank."""
-        sample = likelihood.AnchorSample(self.contrast, link)
+        sample = AnchorSample(self.contrast, link)
         self._measure(sample)
         sums = sample.sums(sum(self.sizes))
-        return likelihood.summary(self.ranks.sum(sums, "the likelihoods of all ranks"))
+        return likelihood_of(self.ranks.sum(sums, "the likelihoods of all ranks"))
 
-    def _measure(self, into: moments.Squares | likelihood.AnchorSample) -> None:
+    def _measure(self, into: moments.Squares | AnchorSample) -> None:
         """Adds own candidates and those of all other ranks."""
         self._start()
         into.add_own()
@@ -281,4 +284,7 @@ def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> s
 
 def _describe_link(link: Link) -> str:
     """Without the values of its state: reading them would wait for the device."""
-    return f"{type(link).__name__} {link.formula}" if link.state_dict() else repr(link)
+    if not link.state_dict():
+        return repr(link)
+    formula = link.formula
+    return type(link).__name__ + ("" if formula is None else f"(resolution={formula.resolution})")

@@ -1,0 +1,181 @@
+"""FittedLogOdds: it follows the gain that makes a batch most likely, and stays where it must."""
+
+import copy
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from taufree import FittedLogOdds, InfoNCE, LogOdds, info_nce, nt_xent, sup_con
+from taufree.backends import likelihood
+from taufree.backends.measure import ContrastMeasure
+from taufree.contrast import Contrast
+
+IDS = torch.arange(60) // 2
+
+
+def pairs(n=60, d=8, noise=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return first, first + noise * torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+CONTRASTS = {
+    "pairs": lambda a, b: Contrast(a, b),
+    "views": lambda a, b: Contrast(torch.cat([a, b]), shift=len(a)),
+    "ids": lambda a, b: Contrast(a, b, ids=IDS),
+    "labels": lambda a, b: Contrast(a, labels=IDS % 9),
+    "queue": lambda a, b: Contrast(a, b, queue=b.flip(0)[:31], in_batch=False),
+    "queue and batch": lambda a, b: Contrast(a, b, queue=a.flip(0)[:31]),
+    "own": lambda a, b: Contrast(a, b, own_negatives=torch.stack([b.flip(0), a.roll(1, 0)], 1)),
+}
+LOSSES = {
+    "pairs": lambda a, b, **kw: info_nce(a, b, **kw),
+    "views": lambda a, b, **kw: nt_xent(a, b, **kw),
+    "ids": lambda a, b, **kw: info_nce(a, b, ids=IDS, **kw),
+    "labels": lambda a, b, **kw: sup_con(a, IDS % 9, **kw),
+    "queue": lambda a, b, **kw: info_nce(a, b, b.flip(0)[:31], **kw),
+    "queue and batch": lambda a, b, **kw: info_nce(a, b, a.flip(0)[:31], in_batch=True, **kw),
+    "own": lambda a, b, **kw: info_nce(a, b, torch.stack([b.flip(0), a.roll(1, 0)], 1), in_batch=True, **kw),
+}
+
+
+@pytest.mark.parametrize("room", [2**22, 500])
+@pytest.mark.parametrize("name", CONTRASTS)
+def test_the_derivatives_are_those_of_the_loss(name, room, monkeypatch):
+    """With respect to the logarithm of the gain; a huge number of anchors hides the smoothing."""
+    monkeypatch.setattr(likelihood, "MAX_ANCHORS", 10**6)
+    monkeypatch.setattr(likelihood, "MAX_NUMBERS", room)
+    a, b = pairs()
+    a[3], b[5] = 0, 0  # rows of length zero, whose cosines are 0
+    sample = likelihood.AnchorSample(CONTRASTS[name](a, b), LogOdds(2.0))
+    sample.add_own()
+    found = likelihood.summary(sample.sums(10**12))
+    h = 1e-4
+    low, here, high = (
+        LOSSES[name](a, b, link=LogOdds(2.0 * 2.718281828459045**x), backend="reference").item()
+        for x in (-h, 0, h)
+    )
+    assert found.gradient.item() == pytest.approx((high - low) / (2 * h), rel=1e-5, abs=1e-8)
+    second = (high - 2 * here + low) / h**2
+    assert (found.variance + found.gradient).item() == pytest.approx(second, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CONTRASTS)
+def test_it_comes_to_the_most_likely_gain(name, monkeypatch):
+    a, b = pairs(d=4)
+    monkeypatch.setattr("taufree.links.measured._shrunk", lambda gradient, error: gradient)
+    link = FittedLogOdds()
+    for _ in range(60):
+        LOSSES[name](a, b, link=link)
+
+    def smoothed(gain):
+        target = ContrastMeasure(CONTRASTS[name](a, b)).likelihood(LogOdds(gain)).gradient.item()
+        return target**2
+
+    best = minimize_scalar(smoothed, bounds=(0.05, 60), method="bounded", options={"xatol": 1e-6}).x
+    assert link.gain == pytest.approx(max(1, best), rel=1e-3)
+
+
+def test_a_separable_batch_has_a_finite_gain_that_grows_with_its_size():
+    gains = []
+    for n in (8, 64, 512):
+        one, none, link = torch.eye(n, dtype=torch.float64), torch.zeros(n, n), FittedLogOdds()
+        for _ in range(40):  # cosine 1/2 with the positive, 0 with all others
+            info_nce(torch.cat([one, one, none], 1), torch.cat([one, none, one], 1), link=link)
+        gains.append(link.gain)
+    assert 1 < gains[0] < gains[1] < gains[2] < 20
+
+
+def test_pairs_that_say_nothing_leave_the_papers_link():
+    a, b = pairs(200)
+    link = FittedLogOdds()
+    for _ in range(5):
+        info_nce(a, b.flip(0), link=link)
+    assert link.gain == 1
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.full((4, 3), torch.nan), torch.ones(4, 3)),  # NaN
+        (torch.ones(1, 3), torch.ones(1, 3)),  # no negative
+        (torch.ones(4, 3), torch.ones(4, 3)),  # all the same
+        (torch.zeros(4, 3), torch.zeros(4, 3)),
+    ],
+)
+def test_a_batch_that_tells_nothing_leaves_no_trace(batch):
+    link = FittedLogOdds()
+    a, b = pairs(noise=0.3)
+    for _ in range(3):
+        info_nce(a, b, link=link)
+    before = link.gain
+    info_nce(*batch, link=link)
+    assert link.gain == pytest.approx(before, rel=0.3)  # all the same: one step towards a lower gain at most
+    if not batch[0].isfinite().all() or len(batch[0]) == 1:
+        assert link.gain == before
+
+
+def test_one_step_is_at_most_a_factor_of_two():
+    a, b = pairs(500, 64, noise=1.0)
+    link = FittedLogOdds()
+    info_nce(a, b, link=link)
+    assert link.gain == pytest.approx(2)
+
+
+def test_evaluation_and_no_grad_leave_it():
+    a, b = pairs(noise=0.3)
+    loss = InfoNCE(link="fitted")
+    loss.eval()(a, b)
+    with torch.no_grad():
+        loss.train()(a, b)
+    assert loss.link.gain == 1
+    loss(a, b)
+    assert loss.link.gain > 1
+
+
+def test_it_is_saved_and_copied():
+    a, b = pairs(noise=0.3)
+    loss = InfoNCE(link="fitted")
+    loss(a, b)
+    again = InfoNCE(link="fitted")
+    again.load_state_dict(loss.state_dict())
+    assert again.link.gain == copy.deepcopy(loss.link).gain == loss.link.gain
+    assert f"gain={loss.link.gain:.3g}" in repr(again)
+
+
+def test_the_backward_has_the_gain_of_its_forward():
+    a, b = pairs(noise=0.3)
+    a.requires_grad_()
+    link = FittedLogOdds()
+    loss = info_nce(a, b, link=link)
+    expected = torch.autograd.grad(info_nce(a, b, link=LogOdds(link.gain)), a)[0]
+    info_nce(a, b, link=link)
+    torch.testing.assert_close(torch.autograd.grad(loss, a)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_every_dtype_measures_alike(dtype):
+    a, b = pairs(200, 32)
+    found = []
+    for kind in (torch.float64, dtype):
+        link = FittedLogOdds()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(6):
+                info_nce(a.to(kind), b.to(kind), link=link)
+        found.append(link.gain)
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_a_cone_is_measured_as_well_as_the_sphere():
+    """All cosines above 0.999: 1 - c must come from small differences of rows."""
+    generator = torch.Generator().manual_seed(0)
+    cone = torch.cat([torch.full((300, 1), 100.0), torch.randn(300, 8, generator=generator)], 1)
+    other = cone + 0.3 * torch.cat([torch.zeros(300, 1), torch.randn(300, 8, generator=generator)], 1)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        link = FittedLogOdds(resolution=1e-6)
+        for _ in range(6):
+            info_nce(cone.to(dtype), other.to(dtype), link=link)
+        found.append(link.gain)
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
