@@ -163,7 +163,7 @@ def test_diagnose_takes_temperatures_and_names(tmp_path):
     words = ["diagnose", str(tmp_path / "x.npz"), "--out", str(tmp_path / "out")]
     found = invoke(*words, "--columns", "a, c", "--taus", "0.01,0.07")
     assert found.exit_code == 0
-    assert [line.split()[1] for line in found.stdout.splitlines() if line.startswith("temperature ")] == [
+    assert [line.split()[1] for line in found.stdout.splitlines() if line.startswith("tau ")] == [
         "0.01",
         "0.07",
     ]

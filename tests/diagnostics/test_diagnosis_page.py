@@ -59,7 +59,7 @@ def test_labels_alone_and_free_alone(tmp_path: Path) -> None:
     assert console == []
     assert drawn(dom, "by-cosine")
     assert "second table" not in dom
-    assert ">temperature 0" not in dom
+    assert ">tau 0" not in dom
 
 
 def test_a_file_is_no_folder(found: Diagnosis, tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_columns_are_taken_by_name(write: Callable[[Path], None], tmp_path: Path
     assert second is None
     assert labels is not None
     assert labels.tolist() == LABELS.tolist()
-    with pytest.raises(ValueError, match=r"has no 'absent' with embeddings or labels"):
+    with pytest.raises(ValueError, match=r"has no array or column 'absent' that holds"):
         load_embeddings(path, columns=["query", "absent"])
     with pytest.raises(ValueError, match=r"columns says which to take|x.npz\[text\] is str"):
         load_embeddings(path)
@@ -281,7 +281,7 @@ def test_csv_with_and_without_names(separator: str, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "x.csv cannot be read as .csv: "),
-        ("name,score\nu,0.5\nv,0.1\n", "no column is numbered"),
+        ("name,score1\nu,0.5\nv,0.1\n", "no column is numbered"),
         ("x0,x1,y\n1.5,,0\n2.5,1.0,1\n", "column x1 has 1 missing values"),
         ("x0,x1,y\n1,2,0\n2,1,1\n", r"x.csv\[x\] is int64 of shape \(2, 2\)"),
         ('x,y\n"[1.0, 2.0]",0\n"[1.0]",1\n', "column x must hold lists of one length"),

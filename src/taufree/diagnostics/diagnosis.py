@@ -19,7 +19,7 @@ VANISHED_SHARE = 0.01
 COSINE_EDGES = np.linspace(-1, 1, 101)
 """Bins of the cosines in a `Diagnosis`."""
 DEFINITIONS = {
-    "as temperature": "the temperature that is as steep at cosine 0 as the link: 1 / (2 gain) for the "
+    "as tau": "the temperature that is as steep at cosine 0 as the link: 1 / (2 gain) for the "
     "log-odds links, gain log((1 + c) / (1 - c)), which are steeper towards cosines of 1 and -1.",
     "loss": "the mean over the anchors of -log of the probability that the link gives to the positive, of "
     "these embeddings as they are. It is what training lowers, and no measure of how good they are.",
@@ -71,7 +71,7 @@ class Scheme:
     @property
     def title(self) -> str:
         """The name in words."""
-        return self.name if self.tau is None else f"temperature {self.tau:g}"
+        return self.name if self.tau is None else f"tau {self.tau:g}"
 
     @property
     def temperature(self) -> float:
@@ -150,7 +150,7 @@ class Diagnosis:
             {
                 "link": scheme.title,
                 "gain": "" if scheme.gain is None else f"{scheme.gain:.3g}",
-                "as temperature": f"{scheme.temperature:.2g}",
+                "as tau": f"{scheme.temperature:.2g}",
                 "loss": f"{scheme.loss:.3f}",
                 "vanished": f"{scheme.vanished:.1%}",
                 f"hardest {HARDEST_SHARE:.0%}": f"{scheme.hardest:.1%}",
@@ -162,7 +162,7 @@ class Diagnosis:
     def caption(self) -> str:
         """What the columns of the table are, in short."""
         return (
-            "As temperature: the one that is as steep at cosine 0. Loss: of these embeddings as they are; "
+            "As tau: the temperature that is as steep at cosine 0. Loss: of these embeddings as they are; "
             f"{self.chance_loss:.3f} if all candidates were alike. Vanished: of the anchors whose positive "
             f"has a cosine below {OPTIMAL_COSINE} ({self.non_optimal:.0%} of all), those that hardly get a "
             "gradient. Hardest: the part of the negatives' gradient that goes to the most similar of them."

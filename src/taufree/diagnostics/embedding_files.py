@@ -112,10 +112,7 @@ def _contents(
         raise ValueError(f"{path} cannot be read as {kind}: {reason}") from error
     for name in columns or ():
         if not name or name not in arrays:
-            found = ", ".join(filter(None, arrays)) or "none"
-            raise ValueError(
-                f"{path} has no {name!r} with embeddings or labels; of those named it has {found}"
-            )
+            raise ValueError(f"{path} has no array or column {name!r} that holds embeddings or labels")
     tables, labels = [], []
     for key, array in ((name, arrays[name]) for name in columns or arrays):
         name = f"{path}[{key}]" if key else str(path)
@@ -200,7 +197,10 @@ def _csv(path: Path, columns: Sequence[str] | None) -> Mapping[str, NDArray[Any]
     for name, parts in numbered.items():
         if not columns or name in columns:
             table = np.stack([_column(part, read[part], lists=False) for part in parts], axis=1)
-            arrays[name] = table if len(parts) > 1 or table.dtype.kind == "f" else table[:, 0]
+            if len(parts) > 1:
+                arrays[name] = table
+            elif table.dtype.kind != "f":  # a single column of fractions, such as score1, is left alone
+                arrays[name] = table[:, 0]
     if not arrays and not columns:
         raise ValueError("no column is numbered (x0, x1, ...) or has lists, as embeddings have, or integers")
     return arrays
