@@ -66,6 +66,14 @@ def test_help_teaches():
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["run", "--precision", ""], "precision must be one of "),
+        (
+            ["diagnose", "absent.npy", "--taus", "0.1,x"],
+            "taus must be positive numbers with commas between them, got '0.1,x'.",
+        ),
+        (
+            ["diagnose", "absent.npy", "--taus", "0"],
+            "taus must be positive numbers with commas between them, got '0'.",
+        ),
         (["diagnose", "absent.npy"], "No such file: absent.npy, which must hold embeddings or labels."),
         (["bench", "--n", "64,x"], "n must be integers of at least 2 with commas between them, got '64,x'."),
         (["bench", "--d", "0"], "d must be integers of at least 1 with commas between them, got '0'."),
@@ -143,10 +151,23 @@ def test_diagnose(tmp_path):
     )
     assert found.exit_code == 0
     *summary, last = found.stdout.splitlines()
-    assert summary
+    assert any(line.startswith("fitted ") for line in summary)
     page = Path(last.removeprefix("Page: "))
     assert page.is_relative_to(tmp_path / "out")
     assert page.exists()
+
+
+def test_diagnose_takes_temperatures_and_names(tmp_path):
+    a, b, c = np.random.default_rng(0).normal(size=(3, 40, 8))
+    np.savez(tmp_path / "x.npz", a=a, b=b, c=c)
+    words = ["diagnose", str(tmp_path / "x.npz"), "--out", str(tmp_path / "out")]
+    found = invoke(*words, "--columns", "a, c", "--taus", "0.01,0.07")
+    assert found.exit_code == 0
+    assert [line.split()[1] for line in found.stdout.splitlines() if line.startswith("tau ")] == [
+        "0.01",
+        "0.07",
+    ]
+    assert "columns says which to take" in invoke(*words).stderr
 
 
 @pytest.mark.parametrize(

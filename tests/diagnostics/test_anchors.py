@@ -33,9 +33,9 @@ def test_the_papers_scenario_has_the_closed_forms(c: float, n: int) -> None:
     second[0, 0] = c
     (block,) = blocks(first, second, torch.arange(n), torch.tensor([0]))
     for tau in (0.05, 0.1, 0.5, 1.0):
-        scale, _ = gradients(Temperature(tau), block)
+        scale, *_ = gradients(Temperature(tau), block)
         assert scale.item() == pytest.approx(temperature_scale(c, tau, n), rel=1e-5)
-    scale, _ = gradients(LogOdds(resolution=1e-9), block)
+    scale, *_ = gradients(LogOdds(resolution=1e-9), block)
     assert scale.item() == pytest.approx(free_scale(c, n), rel=1e-4)
     one = torch.tensor([1.0])
     for link in (Temperature(0.1), LogOdds(resolution=1e-9)):
@@ -46,8 +46,10 @@ def test_the_papers_scenario_has_the_closed_forms(c: float, n: int) -> None:
     )
 
 
-def by_autograd(link: Link, cosine: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient scales and hardest shares of [A, N] float64 cosines, from the loss as it is written."""
+def by_autograd(
+    link: Link, cosine: Tensor, positive: Tensor, negative: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient scales, hardest shares and losses of [A, N] float64 cosines, by the loss as it is written."""
     cosine = cosine.clone().requires_grad_()
     logit = link.logit(cosine, 1 - cosine, 1 + cosine).masked_fill(~(positive | negative), -torch.inf)
     loss = -(logit.log_softmax(1).masked_fill(~positive, 0.0).sum(1) / positive.sum(1))
@@ -57,7 +59,7 @@ def by_autograd(link: Link, cosine: Tensor, positive: Tensor, negative: Tensor) 
         push, hardness = row[mask].abs(), values[mask]
         hard = hardness.topk(math.ceil(len(push) / 100)).indices
         shares.append(push[hard].sum() / push.sum())
-    return grad.abs().sum(1), torch.stack(shares)
+    return grad.abs().sum(1), torch.stack(shares), loss.detach()
 
 
 @pytest.mark.parametrize("contrast", ["pairs", "labels", "labelled pairs"])
@@ -71,7 +73,7 @@ def test_gradients_are_those_of_autograd(contrast: str, link: Link) -> None:
     table = None if contrast == "labels" else second
     rows = torch.tensor([0, 3, 4, 77, 200, 249])
     found = list(blocks(first, table, groups, rows))
-    scale, share = (
+    scale, share, loss = (
         torch.cat(parts) for parts in zip(*(gradients(link, block) for block in found), strict=True)
     )
 
@@ -82,3 +84,4 @@ def test_gradients_are_those_of_autograd(contrast: str, link: Link) -> None:
     expected = by_autograd(link, cosine[rows], positive[rows], ~same[rows])
     torch.testing.assert_close(scale.double(), expected[0], rtol=2e-4, atol=1e-12)
     torch.testing.assert_close(share.double(), expected[1], rtol=2e-4, atol=1e-12)
+    torch.testing.assert_close(loss.double(), expected[2], rtol=2e-4, atol=1e-5)

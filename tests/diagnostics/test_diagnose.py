@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch.nn.functional import normalize
 
+from taufree import CalibratedLogOdds, FittedLogOdds, info_nce
 from taufree.diagnostics import anchors
 from taufree.diagnostics.anchors import blocks, measure, schemes
 from taufree.diagnostics.diagnose import diagnose
@@ -34,8 +35,6 @@ def test_diagnose_gives_the_closed_forms_for_two_opposite_pairs() -> None:
     assert found.negative_mean == pytest.approx(-c)
     assert scheme(found, "tau=0.25").scale["50%"] == pytest.approx(temperature_scale(c, 0.25), rel=1e-5)
     assert scheme(found, "free").scale["50%"] == pytest.approx(free_scale(c), rel=1e-3)
-    assert found.local_temperature["positives"]["50%"] == pytest.approx((1 - c * c) / 2)
-    assert found.local_temperature["negatives"]["50%"] == pytest.approx((1 - c * c) / 2, abs=1e-3)
 
 
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +66,10 @@ def test_cosines_are_counted_once_each() -> None:
     assert found.negative_mean == pytest.approx(cosine[off].mean(), abs=1e-6)
     assert found.effective_dimension == pytest.approx(1 / (cosine[off] ** 2).mean(), rel=1e-5)
     assert found.non_optimal == (cosine.diagonal() < 0.95).mean()
-    for signs, values in (("positives", cosine.diagonal()), ("negatives", cosine[off])):
-        local = np.quantile((1 - values**2) / 2, 0.5, method="inverted_cdf")
-        assert found.local_temperature[signs]["50%"] == pytest.approx(local, abs=2e-3)
+    assert found.ranked_first == (cosine.argmax(1) == np.arange(40)).mean()
+    assert (found.chance_first, found.chance_loss) == pytest.approx((1 / 40, np.log(40)))
+    loss = torch.nn.functional.cross_entropy(torch.tensor(cosine) / 0.25, torch.arange(40))
+    assert scheme(found, "tau=0.25").loss == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_shares_are_what_they_are_defined_as() -> None:
@@ -79,10 +79,9 @@ def test_shares_are_what_they_are_defined_as() -> None:
     seen = measure(schemes([0.05]).values(), block)
     room = seen.cosine < 0.95
     assert 0 < room.sum() < 200
-    for number, part in enumerate(found.schemes):
+    for number, part in enumerate((scheme(found, "free"), scheme(found, "tau=0.05"))):
         gone = seen.scale[number] < 0.01 * seen.chance[number]
         assert part.vanished == pytest.approx((gone & room).sum().item() / room.sum().item())
-        assert sum(part.relative) == 200
         assert sum(value is not None for value in part.by_cosine) == sum(n > 0 for n in found.positive_counts)
     assert scheme(found, "tau=0.05").vanished > 0.2
     assert scheme(found, "free").vanished == 0
@@ -121,7 +120,7 @@ def test_copies_and_zero_rows_are_counted() -> None:
     found = diagnose(first, second)
     assert found.duplicates == {"first": 2, "second": 2, "across": 1, "false_negatives": 3}
     assert found.zero_rows == {"first": 2, "second": 0}
-    assert any("copy" in line and "negatives: 3" in line and "`ids`" in line for line in found.summary())
+    assert any("copy" in line and "negatives: 3" in line and " ids " in line for line in found.summary())
     assert any("all zero: 2." in line for line in found.summary())
 
     first[1] = first[0]
@@ -160,7 +159,7 @@ def test_nothing_is_infinite_on_degenerate_rows(first: np.ndarray, second: np.nd
 def test_any_finite_rows_give_finite_numbers(first: np.ndarray, second: np.ndarray) -> None:
     found = diagnose(first, second, taus=[0.01, 1.0])
     again = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert again["schemes"][1]["name"] == "tau=0.01"
+    assert again["schemes"][-2]["name"] == "tau=0.01"
     assert sum(found.negative_counts) == 30
     assert all(0 <= part.hardest <= 1 + 1e-6 and 0 <= part.vanished <= 1 for part in found.schemes)
 
@@ -191,34 +190,87 @@ def test_threads_are_given_back() -> None:
     assert torch.get_num_threads() == before
 
 
-def test_advice() -> None:
+def test_trained_embeddings_are_not_judged_by_vanished_gradients() -> None:
     first, second = pairs(rows=64, dimensions=64, noise=0.5)
-    text = "\n".join(diagnose(first, second).summary())
-    assert "Temperature 0.05: the gradient has vanished for 100.0% of the non-optimal anchors" in text
-    assert "Temperature 1: at the optimum the gradient scale is still" in text
-    assert "Temperature 0.25: the gradient neither vanishes early nor stays at the optimum" in text
-    assert "Free (no temperature) leaves 0.0%" in text
-    for word in ("copy", "zero", "collapsed", "in this order", "resolution"):
+    found = diagnose(first, second)
+    assert found.state == "ahead"
+    assert scheme(found, "tau=0.05").vanished > 0.9
+    assert scheme(found, "free").vanished == 0
+    text = str(found)
+    assert "The positives are ahead, as in a trained model: for 100.0% of the anchors" in text
+    assert "no argument against a link here" in text
+    for word in ("hardly train", "copy", "zero", "collapsed", "Try first", "resolution"):
         assert word not in text
-    shuffled = diagnose(first, second.roll(1, 0)).summary()
-    assert any("do the rows belong together in this order?" in line for line in shuffled)
-    collapsed = diagnose(first + 100, second + 100).summary()
-    assert any("look collapsed" in line for line in collapsed)
-    many = torch.randn(4000, 8)
-    assert any(
-        "a smaller `LogOdds(resolution=...)` lowers it" in line for line in diagnose(many, many).summary()
-    )
 
 
-def test_the_effective_dimension_stands_for_a_temperature() -> None:
+def test_untrained_embeddings_are_told_apart() -> None:
+    first, second = torch.randn(2, 300, 32, generator=torch.Generator().manual_seed(0))
+    found = diagnose(first, second)
+    assert found.state == "not ahead"
+    text = str(found)
+    assert "not ahead, as in an untrained model" in text
+    assert "check that the rows belong together in this order" in text
+    assert "no argument against" not in text
+    halfway = diagnose(first, first + 3 * second)
+    assert halfway.state == "partly ahead"
+    assert "as far as so few anchors tell" in str(diagnose(first[:3], first[:3]))
+    labelled = diagnose(first, labels=torch.arange(300) % 5)
+    assert labelled.state == "not ahead"
+    assert "check that these are the rows' labels" in str(labelled)
+
+
+@pytest.mark.parametrize("rows", [2, 50, 131, 200])
+def test_equal_rows_are_at_chance_and_collapsed(rows: int) -> None:
+    found = diagnose(np.full((rows, 7), 0.3), np.full((rows, 7), 0.3))
+    assert found.ranked_first == pytest.approx(1 / rows)
+    assert (found.state, found.collapsed, found.fitted_gain) == ("not ahead", True, 1)
+    text = str(found)
+    assert "Fitted would stay at gain 1" in text
+    assert "find out why nearly all rows point the same way" in text
+    assert "untrained" not in text
+
+
+def test_a_resolution_that_is_felt_is_named() -> None:
+    many = torch.randn(4000, 8, generator=torch.Generator().manual_seed(0))
+    text = str(diagnose(many, many, sample=100))
+    assert "a smaller LogOdds(resolution=...)" in text
+
+
+def test_what_is_printed_has_every_link_the_question_and_what_to_try() -> None:
+    found = diagnose(*pairs(rows=100, dimensions=16), taus=[0.01, 0.07])
+    assert [part.name for part in found.schemes] == ["free", "calibrated", "fitted", "tau=0.01", "tau=0.07"]
+    lines = str(found).splitlines()
+    for part, row in zip(found.schemes, found.table(), strict=True):
+        (line,) = [line for line in lines if line.startswith(f"{part.title} ")]
+        assert line.split()[-4:] == [row[name] for name in list(row)[-4:]]
+    assert f"Fitted would choose the gain {found.fitted_gain:.3g}" in str(found)
+    question, *tries = found.advice()
+    assert lines[-len(tries) - 1 :] == [question, *tries]
+    assert "What are the vectors for?" in question
+    assert any("LogOdds()" in line for line in tries)
+    assert any("FittedLogOdds()" in line for line in tries)
+
+
+def test_gains_are_those_of_the_links() -> None:
     draw = np.random.default_rng(0)
-    found = diagnose(draw.standard_normal((500, 39)), draw.standard_normal((500, 39)))
-    assert found.effective_dimension == pytest.approx(39, rel=0.02)
-    assert found.effective_temperature == pytest.approx(0.10, abs=0.003)
-    assert any("effective dimension of the negatives is 39" in line for line in found.summary())
+    first = torch.tensor(draw.standard_normal((500, 39)))
+    second = first + torch.tensor(draw.standard_normal((500, 39)))
+    found = diagnose(first, second)
+    assert found.effective_dimension == pytest.approx(39, rel=0.03)
+    link = CalibratedLogOdds()
+    info_nce(first, second, link=link)
+    assert scheme(found, "calibrated").gain == pytest.approx(link.gain, rel=1e-2)
+    assert scheme(found, "fitted").gain == found.fitted_gain
+    link = FittedLogOdds()
+    for _ in range(20):
+        info_nce(first, second, link=link)
+    assert 0.7 < link.gain / found.fitted_gain < 1.05  # it stops a standard error before the minimum
+    assert scheme(found, "fitted").temperature == pytest.approx(1 / (2 * found.fitted_gain))
+    losses = {part.name: part.loss for part in found.schemes}
+    assert losses["fitted"] < min(losses["free"], losses["calibrated"])
     narrow = diagnose(draw.standard_normal((50, 39)) + 5, draw.standard_normal((50, 39)) + 5)
     assert 1 <= narrow.effective_dimension < 1.2
-    assert narrow.effective_temperature == pytest.approx(0.5)
+    assert scheme(narrow, "calibrated").gain == pytest.approx(1)
     assert diagnose(np.eye(4, 8), np.eye(4, 8)).effective_dimension == 8  # orthogonal: no more than there are
 
 
@@ -228,7 +280,7 @@ def test_to_dict_holds_everything_json_needs() -> None:
     assert again == found
     assert again["schemes"][0]["tau"] is None
     assert len(again["cosine_edges"]) == len(again["positive_counts"]) + 1
-    assert len(again["log10_relative_edges"]) == len(again["schemes"][0]["relative"]) + 1
+    assert again["state"] == "ahead"
     assert "below 1% of the one at chance" in again["definitions"]["vanished"]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -180,8 +181,8 @@ def test_a_head_that_promises_more_than_memory_holds(tmp_path: Path) -> None:
 def test_missing_and_unknown(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"No such file: .*x\.npz, which must hold"):
         load_embeddings(tmp_path / "x.npz")
-    with pytest.raises(ValueError, match=r"x.csv is of no known kind: needed is one of .npz"):
-        load_embeddings(tmp_path / "x.csv")
+    with pytest.raises(ValueError, match=r"x.txt is of no known kind: needed is one of .npz"):
+        load_embeddings(tmp_path / "x.txt")
 
 
 def test_two_files_that_hold_too_much(tmp_path: Path) -> None:
@@ -217,3 +218,79 @@ def test_parquet_without_rows(tmp_path: Path) -> None:
     pa.parquet.write_table(schema.empty_table(), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match=r"x.parquet\[x\] must .* at least two rows"):
         load_embeddings(tmp_path / "x.parquet")
+
+
+def extra_npz(path: Path) -> None:
+    np.savez(path, query=B, document=A, text=np.array(["u"] * 6), extra=A, y=LABELS)
+
+
+def extra_safetensors(path: Path) -> None:
+    tensors = {"query": B, "document": A, "extra": A, "y": LABELS}
+    save_file({name: torch.tensor(values) for name, values in tensors.items()}, path)
+
+
+def extra_parquet(path: Path) -> None:
+    columns = {"id": range(6), "query": column(B), "document": column(A), "extra": column(A), "y": LABELS}
+    pa.parquet.write_table(pa.table(columns), path)
+
+
+def extra_csv(path: Path) -> None:
+    tables = {name: list(map(list, values.tolist())) for name, values in (("query", B), ("extra", A))}
+    frame = pd.DataFrame(
+        {f"document_{i}": A[:, i] for i in range(3)} | tables | {"id": range(6), "y": LABELS}
+    )
+    frame.to_csv(path)
+
+
+@pytest.mark.parametrize("write", [extra_npz, extra_safetensors, extra_parquet, extra_csv])
+def test_columns_are_taken_by_name(write: Callable[[Path], None], tmp_path: Path) -> None:
+    path = tmp_path / write.__name__.replace("extra_", "x.")
+    write(path)
+    first, second, labels = load_embeddings(path, columns=["document", "query"])
+    assert labels is None
+    assert second is not None
+    torch.testing.assert_close(first.float(), torch.tensor(A))
+    torch.testing.assert_close(second.float(), torch.tensor(B))
+    first, second, labels = load_embeddings(path, columns=["y", "query"])
+    assert second is None
+    assert labels is not None
+    assert labels.tolist() == LABELS.tolist()
+    with pytest.raises(ValueError, match=r"has no array or column 'absent' that holds"):
+        load_embeddings(path, columns=["query", "absent"])
+    with pytest.raises(ValueError, match=r"columns says which to take|x.npz\[text\] is str"):
+        load_embeddings(path)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_csv_with_and_without_names(separator: str, tmp_path: Path) -> None:
+    lines = [[*map(str, row), "some text", str(label)] for row, label in zip(A, LABELS, strict=True)]
+    names = ["x0", "x1", "x2", "note", "label"]
+    path, bare, ids = (tmp_path / name for name in ("named.csv", "bare.csv", "labels.csv"))
+    path.write_text("\n".join(separator.join(line) for line in [names, *lines]))
+    bare.write_text("\n".join(separator.join(line[:3]) for line in lines))
+    ids.write_text("\n".join(line[-1] for line in lines))
+    for found in (load_embeddings(path), load_embeddings(bare, labels=ids)):
+        first, second, labels = found
+        assert second is None
+        assert labels is not None
+        torch.testing.assert_close(first.float(), torch.tensor(A))
+        assert labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "x.csv cannot be read as .csv: "),
+        ("name,score1\nu,0.5\nv,0.1\n", "no column is numbered"),
+        ("x0,x1,y\n1.5,,0\n2.5,1.0,1\n", "column x1 has 1 missing values"),
+        ("x0,x1,y\n1,2,0\n2,1,1\n", r"x.csv\[x\] is int64 of shape \(2, 2\)"),
+        ('x,y\n"[1.0, 2.0]",0\n"[1.0]",1\n', "column x must hold lists of one length"),
+        ('x,y\n"[1.0, 2.0]",0\n"[1.0, ",1\n', "x.csv cannot be read as .csv: "),
+        ("x0,x1,y\n1.5,2.5\n", "x.csv cannot be read as .csv: "),
+        ("x0,x1,y\n1.5,nan,0\n2.5,1.0,1\n", r"x.csv\[x\] must be finite|column x1 has 1 missing values"),
+    ],
+)
+def test_wrong_csv(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        load_embeddings(tmp_path / "x.csv")

@@ -34,13 +34,34 @@ def test_one_batch_is_what_diagnose_says() -> None:
     assert values["negative_cosine"] == pytest.approx(found.negative_mean, abs=1e-6)
     assert values["non_optimal"] == pytest.approx(found.non_optimal)
     assert 0.05 < values["local_temperature"] < 0.5
+    assert values["ranked_first"] == pytest.approx(found.ranked_first)
     for scheme in found.schemes:
+        if scheme.name in ("calibrated", "fitted"):
+            continue
         assert values[f"vanished/{scheme.name}"] == pytest.approx(scheme.vanished)
         assert values[f"hardest/{scheme.name}"] == pytest.approx(scheme.hardest, rel=1e-5)
         assert scheme.scale["5%"] < values[f"scale/{scheme.name}"] < scheme.scale["95%"]
     assert values["vanished/tau=0.05"] > 0.5
     assert values["vanished/free"] == 0.0
     assert all(type(value) is float for value in values.values())
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_labels_are_what_diagnose_takes_them_for(paired: bool) -> None:
+    ((first, second),) = batches(1)
+    labels = torch.tensor([3, -1, 7, 7] * 11 + [10, 11, 12, 13])  # the last four have no partner in first
+    metric, other = ContrastiveDiagnostics(taus=TAUS), second if paired else None
+    metric.update(first, other, labels)
+    values, found = metric.compute(), diagnose(first, other, labels=labels, taus=TAUS)
+    assert metric.anchors == found.anchors == (48 if paired else 44)
+    assert values["positive_cosine"] == pytest.approx(found.positive_mean, rel=1e-5)
+    assert values["negative_cosine"] == pytest.approx(found.negative_mean, abs=1e-6)
+    assert values["ranked_first"] == pytest.approx(found.ranked_first)
+    assert values["hardest/free"] == pytest.approx(found.schemes[0].hardest, rel=1e-5)
+    before = metric.compute()
+    metric.update(first, labels=torch.zeros(48, dtype=torch.int64))  # no negatives
+    metric.update(first, labels=torch.arange(48))  # no positives
+    assert metric.compute() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
@@ -130,6 +151,10 @@ def test_bad_input() -> None:
         metric.update(torch.randn(2, 3), torch.randn(3, 3))
     with pytest.raises(TypeError, match="second must be a tensor, got list"):
         metric.update(torch.randn(2, 3), [[1.0, 2.0, 3.0]] * 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="second or labels must be given"):
+        metric.update(torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r"labels must be 2 integers, one a row, got torch.float32"):
+        metric.update(torch.randn(2, 3), labels=torch.ones(2))
     with pytest.raises(TypeError, match="taus must be a list of temperatures, got float"):
         ContrastiveDiagnostics(taus=0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tau must be a positive number"):

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from taufree import CalibratedLogOdds, InfoNCE, LearnableTemperature, NTXent, Temperature
 from taufree.diagnostics.metric import ContrastiveDiagnostics
 from taufree.integrations import lightning as integration
 from taufree.integrations.lightning import LogDiagnostics, SimCLR
@@ -86,6 +87,25 @@ def test_the_diagnostics_of_every_third_batch_are_logged(tmp_path):
     ]  # batches 8 to 11 are the last epoch: the 9th and the 12th
     assert trainer.callback_metrics["pairs/negative_cosine"].item() == pytest.approx(sum(last) / 2, rel=1e-4)
     assert sum(model.losses[-4:]) < 0.7 * sum(model.losses[:4])
+
+
+def test_what_a_link_measures_or_learns_is_logged_under_its_name(tmp_path):
+    class Mixed(SimCLR):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.loss = NTXent(link=CalibratedLogOdds())
+            self.other = InfoNCE(link=LearnableTemperature())
+            self.fixed = InfoNCE(link=Temperature(0.5))
+
+    trainer, model = fit(Mixed, tmp_path, LogDiagnostics(taus=[0.05]))
+    gains = logged(trainer, "contrastive/loss.link/gain_step")
+    assert len(gains) == 4
+    assert gains[-1] == pytest.approx(model.loss.link.gain)
+    assert logged(trainer, "contrastive/loss.link/dimension_step")[-1] == pytest.approx(
+        model.loss.link.dimension
+    )
+    assert logged(trainer, "contrastive/other.link/tau_step") == pytest.approx([0.07] * 4)
+    assert not any("fixed" in name for name in trainer.callback_metrics)
 
 
 def test_accumulated_batches_count_as_one_step(tmp_path):

@@ -1,7 +1,8 @@
-"""``taufree diagnose``: what temperatures would do with given embeddings."""
+"""``taufree diagnose``: what links would do with given embeddings."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,9 @@ from taufree.cli.messages import bar, path, refuse
 def diagnose(
     file: Annotated[
         Path,
-        typer.Argument(parser=path, metavar="FILE", help="Embeddings: .npy, .npz, .safetensors or .parquet."),
+        typer.Argument(
+            parser=path, metavar="FILE", help="Embeddings: .npy, .npz, .safetensors, .parquet or .csv."
+        ),
     ],
     second: Annotated[
         Path | None, typer.Argument(parser=path, metavar="SECOND", help="Their positives, row by row.")
@@ -21,11 +24,19 @@ def diagnose(
     labels: Annotated[
         Path | None, typer.Option(parser=path, help="Integer labels; rows that share one are positives.")
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="What to take of FILE, by name, comma-separated.  [default: all that is there]"),
+    ] = None,
+    taus: Annotated[
+        str, typer.Option(help="Temperatures to compare, comma-separated.")
+    ] = "0.05,0.1,0.25,0.5,1",
     out: Annotated[Path, typer.Option(parser=path, help="Folder of the page.")] = Path("diagnosis"),
 ) -> None:
-    """Say whether a temperature hurts given embeddings.
+    """Say what each link would do with given embeddings.
 
-    Shows what each temperature, and none, would do with them.
+    Whether positives are ahead of negatives, what free, calibrated, fitted and temperatures make of them,
+    side by side, and what to try.
 
     FILE may hold two arrays (the two views), or one with SECOND or --labels beside it.
 
@@ -33,15 +44,18 @@ def diagnose(
     Examples:
       taufree diagnose image.npy text.npy
       taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
+      taufree diagnose pairs.parquet --columns query,document --taus 0.01,0.07
     """
     from taufree.diagnostics import diagnose as embeddings
     from taufree.diagnostics import diagnosis_page
     from taufree.diagnostics import embedding_files as files
 
     try:
-        first, pairs, groups = files.load_embeddings(file, second, labels)
+        temperatures = _temperatures(taus)
+        named = [name.strip() for name in columns.split(",")] if columns is not None else None
+        first, pairs, groups = files.load_embeddings(file, second, labels, named)
         with bar("anchors looked at") as watch:
-            found = embeddings.diagnose(first, pairs, labels=groups, watch=watch)
+            found = embeddings.diagnose(first, pairs, labels=groups, taus=temperatures, watch=watch)
     except (ValueError, TypeError, OSError) as error:
         refuse(error)
     try:
@@ -50,6 +64,15 @@ def diagnose(
         refuse(error)
     except OSError as error:
         refuse(f"--out {out} cannot be written to: {error.strerror}.")
-    for line in found.summary():
-        typer.echo(line)
+    typer.echo(found)
     typer.echo(f"Page: {page}")
+
+
+def _temperatures(given: str) -> list[float]:
+    try:
+        taus = [float(tau) for tau in given.split(",")]
+    except ValueError:
+        taus = []
+    if not taus or not all(0 < tau < math.inf for tau in taus):
+        raise ValueError(f"taus must be positive numbers with commas between them, got {given!r}.")
+    return taus

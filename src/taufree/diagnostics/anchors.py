@@ -22,6 +22,8 @@ TAUS = (0.05, 0.1, 0.25, 0.5, 1.0)
 HARDEST_SHARE = 0.01
 """The share of an anchor's negatives, by cosine, that counts as its hardest; one negative at least."""
 
+_TIE = 1e-6
+"""Cosines that differ by less are equal: float32 rounds at 1e-7."""
 _PRODUCT_SIZE = 2**24
 """Cosines of one matrix product, 64 MB: large enough for a fast one."""
 _PIECE_ROWS = 4096
@@ -59,17 +61,21 @@ class AnchorStatistics(NamedTuple):
     Shape:
         positives, negatives: [B], how many there are.
         cosine, local: [B], means over the anchor's positives of c and of (1 - c^2) / 2.
-        scale, chance, hardest: [S, B], the gradient scale, what it is at chance, and the share of the
-            negatives' gradient that is spent on the hardest.
+        first: [B], 1 where the most similar candidate is a positive, else 0; the share of the positives
+            among the most similar where several are equally similar.
+        scale, chance, hardest, loss: [S, B], the gradient scale, what it is at chance, the share of the
+            negatives' gradient that is spent on the hardest, and the loss.
     """
 
     positives: Tensor
     negatives: Tensor
     cosine: Tensor
     local: Tensor
+    first: Tensor
     scale: Tensor
     chance: Tensor
     hardest: Tensor
+    loss: Tensor
 
 
 def schemes(taus: Sequence[float] = TAUS) -> dict[str, Link]:
@@ -150,29 +156,42 @@ def measure(links: Iterable[Link], block: AnchorBlock) -> AnchorStatistics:
     found = [
         (*gradients(link, block), chance_scale(link, block.positives, block.negatives)) for link in links
     ]
-    scale, hardest, chance = (torch.stack(values) for values in zip(*found, strict=True))
+    scale, hardest, loss, chance = (torch.stack(values) for values in zip(*found, strict=True))
     return AnchorStatistics(
         positives=block.positives,
         negatives=block.negatives,
         cosine=mean(block.positive),
         local=mean((1 - block.positive.square()) / 2),
+        first=_first(block),
         scale=scale,
         chance=chance,
         hardest=hardest,
+        loss=loss,
     )
 
 
-def gradients(link: Link, block: AnchorBlock) -> tuple[Tensor, Tensor]:
-    """Each anchor's gradient scale, and the share of its negatives' gradient spent on the hardest.
+def _first(block: AnchorBlock) -> Tensor:
+    """How likely a positive is the most similar candidate, if a draw decides between equal ones."""
+    positive = block.positive.masked_fill(~block.counts, -torch.inf)
+    best = positive.amax(1, keepdim=True)
+    tied = (positive >= best - _TIE).sum(1)
+    # At a best of -1 the columns of the anchor's own group, which hold -1, are counted too.
+    rivals = (block.negative >= best - _TIE).sum(1).minimum(block.negatives)
+    ahead = block.negative.amax(1) <= best.squeeze(1) + _TIE
+    return ahead * tied / (tied + rivals)  # NaN where a cosine is NaN
+
+
+def gradients(link: Link, block: AnchorBlock) -> tuple[Tensor, Tensor, Tensor]:
+    """Each anchor's gradient scale, the share of its negatives' gradient spent on the hardest, and its loss.
 
     Shape:
-        both results: [B].
+        all results: [B].
     """
     logit, slope = logit_and_slope(link, block.positive)
     other, steep = logit_and_slope(link, block.negative)
     other.scatter_(1, block.group, -torch.inf)  # in place: the links of `schemes` return new tensors
-    scale, parts = gradient_scale((logit.masked_fill(~block.counts, -torch.inf), slope), (other, steep))
+    scale, parts, loss = gradient_scale((logit.masked_fill(~block.counts, -torch.inf), slope), (other, steep))
     rank = torch.arange(block.hardest.shape[1], device=parts.device)
     percent = round(1 / HARDEST_SHARE)
     chosen = rank < ((block.negatives + percent - 1) // percent).unsqueeze(1)
-    return scale, (parts.gather(1, block.hardest) * chosen).sum(1) / parts.sum(1)
+    return scale, (parts.gather(1, block.hardest) * chosen).sum(1) / parts.sum(1), loss

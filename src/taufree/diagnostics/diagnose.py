@@ -1,4 +1,4 @@
-"""What each temperature, and none, would do with given embeddings."""
+"""What each link would do with given embeddings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taufree import Link, Temperature
-from taufree.diagnostics.anchors import TAUS, AnchorStatistics, blocks, measure, pieces, schemes
-from taufree.diagnostics.diagnosis import (
-    COSINE_EDGES,
-    OPTIMAL_COSINE,
-    SCALE_EDGES,
-    VANISHED_SHARE,
-    Diagnosis,
-    Scheme,
-)
+from taufree import Link, LogOdds, Temperature
+from taufree.diagnostics.anchors import TAUS, AnchorBlock, AnchorStatistics, blocks, measure, pieces, schemes
+from taufree.diagnostics.diagnosis import COSINE_EDGES, OPTIMAL_COSINE, VANISHED_SHARE, Diagnosis, Scheme
+from taufree.diagnostics.fitted import fitted_gain
 from taufree.diagnostics.gradient_scale import optimum_scale
+from taufree.diagnostics.theory.closed_forms import dimension_temperature
 from taufree.util.optional import needs
 
 with needs("taufree[cli]"):
@@ -29,8 +24,8 @@ with needs("taufree[cli]"):
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_FINE_BINS = 20
-"""Bins counted for each bin of `COSINE_EDGES`, so that quantiles can be read from the counts."""
+_FIT_PAIRS, _FIT_ANCHORS = 2**22, 256
+"""The gains are found on this many pairs, of this many anchors at least: the fit goes over them ten times."""
 
 
 @torch.no_grad()
@@ -44,60 +39,72 @@ def diagnose(
     seed: int = 0,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnosis:
-    """What temperatures, and the free loss, would do with these embeddings if all rows were one batch.
+    """What the free, the calibrated and the fitted link and temperatures would do with these embeddings.
 
     The rows of `first` are the anchors. Without `labels`, row i of `second` is the positive of row i of
     `first` and all other rows of `second` are its negatives. With `labels` the positives are the rows of the
     same label (other than itself), the negatives those of other labels: in `second` if given, or in `first`.
-    Time grows with `sample` x rows, memory with rows.
+    All rows are taken as one batch. Time grows with `sample` x rows, memory with rows.
 
     Args:
         first, second: [N, D], N >= 2, numpy or torch, floating; rows need not be normalised.
         labels: [N] integers; a row whose label is unique is no anchor without `second`.
-        taus: the temperatures to compare with free, which is `LogOdds()`.
+        taus: the temperatures to compare with the links that need none.
         sample: look at this many anchors at most, drawn at random with `seed`; all rows stay candidates.
         watch: called after each block with how many anchors are done, of how many.
 
     Examples:
         >>> first = np.eye(4, 8)
         >>> found = diagnose(first, first + 0.5 * np.eye(4, 8, k=1), taus=[0.05, 1.0])
-        >>> [(scheme.name, round(scheme.vanished, 2)) for scheme in found.schemes]
-        [('free', 0.0), ('tau=0.05', 1.0), ('tau=1', 0.0)]
+        >>> found.state
+        'ahead'
+        >>> [(scheme.name, round(scheme.loss, 2)) for scheme in found.schemes]
+        [('free', 0.21), ('calibrated', 0.02), ('fitted', 0.2), ('tau=0.05', 0.0), ('tau=1', 0.87)]
     """
     a = table("first", first)
     b = None if second is None else table("second", second).to(a.device)
     groups = _groups(a, b, labels)
     if sample < 1:
         raise ValueError(f"sample must be at least 1, got {sample}")
-    links = schemes(taus)
+    temperatures = schemes(taus)
     eligible = (groups.bincount()[groups] > (b is None)).nonzero().squeeze(1)
     if len(eligible) == 0:
         raise ValueError("labels must give some label to two rows, got a different one for every row")
     draw = torch.randperm(len(eligible), generator=torch.Generator().manual_seed(seed))[:sample]
     rows = eligible[draw.sort().values.to(a.device)]
 
-    bins = _FINE_BINS * (len(COSINE_EDGES) - 1)
+    bins = len(COSINE_EDGES) - 1
     positive_counts, negative_counts = torch.zeros(2, bins, dtype=torch.float64)
-    negative_sum, negative_squares, done = 0.0, 0.0, 0
-    # Filled in place: small tensors kept from each block would keep its large ones from being reused.
-    each = torch.empty(4, len(rows), dtype=torch.float64)
-    found = AnchorStatistics(*each, *torch.empty(3, len(links), len(rows), dtype=torch.float64))
+    negative_sum, done = 0.0, 0
     with _one_thread():
+        fit_rows = rows[:: -(-len(rows) // max(_FIT_ANCHORS, _FIT_PAIRS // len(a)))]
+
+        def read() -> Iterator[AnchorBlock]:
+            return blocks(a, b, groups, fit_rows)
+
+        dimension = 1 / max(_mean_square(read(), len(a)), 1 / a.shape[1])
+        fitted = max(1.0, fitted_gain(read, len(eligible)))
+        links: dict[str, Link] = {
+            "free": temperatures.pop("free"),
+            "calibrated": LogOdds(gain=0.5 / float(dimension_temperature(max(3.0, dimension)))),
+            "fitted": LogOdds(gain=fitted),
+            **temperatures,
+        }
+        # Filled in place: small tensors kept from each block would keep its large ones from being reused.
+        each = torch.empty(5, len(rows), dtype=torch.float64)
+        found = AnchorStatistics(*each, *torch.empty(4, len(links), len(rows), dtype=torch.float64))
         for block in blocks(a, b, groups, rows):
             filled = len(a) - block.negatives  # columns that are no negatives hold -1: take them out again
             positive_counts += torch.histc(block.positive[block.counts], bins, -1, 1).cpu()
             negative_counts += torch.histc(block.negative, bins, -1, 1).cpu()
             negative_counts[0] -= filled.sum().item()
             negative_sum += (block.negative.sum(1) + filled).sum(dtype=torch.float64).item()
-            squares = block.negative.square().sum(dtype=torch.float64) - filled.sum()
-            negative_squares += squares.item()
             part = slice(done, done := done + len(block.positive))
             for whole, values in zip(found, measure(links.values(), block), strict=True):
                 whole[..., part] = values
             watch(done, len(rows))
 
     duplicates, zero_rows = _copies_and_zeros(a, b, groups)
-    centres = np.linspace(-1, 1, 2 * bins + 1)[1::2]
     return Diagnosis(
         rows=len(a),
         dimensions=a.shape[1],
@@ -109,18 +116,29 @@ def diagnose(
         negatives=found.negatives.mean().item(),
         positive_mean=found.cosine.mean().item(),
         negative_mean=negative_sum / found.negatives.sum().item(),
-        effective_dimension=1 / max(negative_squares / found.negatives.sum().item(), 1 / a.shape[1]),
-        positive_counts=_coarse(positive_counts),
-        negative_counts=_coarse(negative_counts),
+        ranked_first=found.first.mean().item(),
+        chance_first=(found.positives / (found.positives + found.negatives)).mean().item(),
+        chance_loss=(found.positives + found.negatives).log().mean().item(),
+        effective_dimension=dimension,
+        fitted_gain=fitted,
+        positive_counts=positive_counts.long().tolist(),
+        negative_counts=negative_counts.long().tolist(),
         non_optimal=(found.cosine < OPTIMAL_COSINE).double().mean().item(),
-        local_temperature={
-            "positives": _quantiles(found.local),
-            "negatives": _quantiles((1 - torch.from_numpy(centres) ** 2) / 2, negative_counts),
-        },
         schemes=[_scheme(name, link, number, found) for number, (name, link) in enumerate(links.items())],
         duplicates=duplicates,
         zero_rows=zero_rows,
     )
+
+
+def _mean_square(found: Iterator[AnchorBlock], total: int) -> float:
+    """The mean squared cosine of the negatives."""
+    squares, count = 0.0, 0
+    for block in found:
+        negatives = int(block.negatives.sum())
+        filled = total * len(block.negative) - negatives  # those hold -1
+        squares += block.negative.square().sum(dtype=torch.float64).item() - filled
+        count += negatives
+    return squares / count
 
 
 @contextmanager
@@ -142,15 +160,15 @@ def _scheme(name: str, link: Link, number: int, found: AnchorStatistics) -> Sche
     scale, chance = found.scale[number], found.chance[number]
     relative, cosine = (scale / chance).numpy(), found.cosine.numpy()
     non_optimal = cosine < OPTIMAL_COSINE
-    log = np.log10(relative.clip(10.0 ** SCALE_EDGES[0], 10.0 ** SCALE_EDGES[-1]))
     place = np.digitize(cosine, COSINE_EDGES[1:-1])
     bins = range(len(COSINE_EDGES) - 1)
     return Scheme(
         name=name,
-        tau=link.tau if isinstance(link, Temperature) else None,
+        tau=float(link.tau) if isinstance(link, Temperature) else None,
+        gain=float(link.gain) if isinstance(link, LogOdds) else None,
+        loss=found.loss[number].mean().item(),
         scale=_quantiles(scale),
         chance=chance.mean().item(),
-        relative=np.histogram(log.clip(SCALE_EDGES[0], SCALE_EDGES[-1]), SCALE_EDGES)[0].tolist(),
         by_cosine=[float(np.median(relative[place == i])) if (place == i).any() else None for i in bins],
         vanished=float((relative[non_optimal] < VANISHED_SHARE).mean()) if non_optimal.any() else 0.0,
         hardest=found.hardest[number].mean().item(),
@@ -158,22 +176,9 @@ def _scheme(name: str, link: Link, number: int, found: AnchorStatistics) -> Sche
     )
 
 
-def _coarse(counts: Tensor) -> list[int]:
-    shown: list[int] = counts.view(-1, _FINE_BINS).sum(1).long().tolist()
-    return shown
-
-
-def _quantiles(values: Tensor, counts: Tensor | None = None) -> dict[str, float]:
-    """Quantiles of the values, each taken `counts` times."""
-    values, order = values.sort()
-    share = torch.ones_like(values) if counts is None else counts[order]
-    reached = share.cumsum(0) / share.sum()
-    places = torch.searchsorted(reached, torch.tensor(QUANTILES, dtype=reached.dtype)).clamp(
-        max=len(values) - 1
-    )
-    return {
-        f"{quantile:.0%}": values[place].item() for quantile, place in zip(QUANTILES, places, strict=True)
-    }
+def _quantiles(values: Tensor) -> dict[str, float]:
+    found = np.quantile(values.numpy(), QUANTILES, method="inverted_cdf")
+    return {f"{quantile:.0%}": float(value) for quantile, value in zip(QUANTILES, found, strict=True)}
 
 
 def _copies_and_zeros(a: Tensor, b: Tensor | None, groups: Tensor) -> tuple[dict[str, int], dict[str, int]]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from taufree.diagnostics.anchors import HARDEST_SHARE
 from taufree.diagnostics.diagnosis import (
     COSINE_EDGES,
     DEFINITIONS,
     OPTIMAL_COSINE,
-    SCALE_EDGES,
     VANISHED_SHARE,
     Diagnosis,
     Scheme,
@@ -23,8 +21,10 @@ with needs("taufree[cli]"):
     import numpy as np
     import plotly.graph_objects as go
 
-# Okabe and Ito's palette, distinct under every common colour blindness; black is kept for free.
+# Okabe and Ito's palette, distinct under every common colour blindness; black is kept for the log-odds links.
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7")
+_DASHES = {"free": "solid", "calibrated": "dot", "fitted": "dash"}
+_LOWEST_SHOWN = 1e-8
 
 
 def write_diagnosis(d: Diagnosis, out: Path) -> Path:
@@ -41,21 +41,28 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
     write_text(out / "diagnosis.json", json.dumps(d.to_dict(), indent=1, allow_nan=False) + "\n")
 
     page = Page(
-        "Is my temperature hurting me?",
-        f"What temperatures, and none, would do with these {d.rows:,} rows of {d.dimensions:,} dimensions.",
+        "What would each link do with my embeddings?",
+        f"Links without a temperature and temperatures side by side, on these {d.rows:,} rows of "
+        f"{d.dimensions:,} dimensions.",
     )
     page.heading("In short")
     page.bullets(d.summary())
+
+    page.heading("The links side by side")
+    page.table(
+        d.table(),
+        id="schemes",
+        highlight={number for number, scheme in enumerate(d.schemes) if scheme.name == "fitted"},
+        caption=d.caption,
+    )
+
+    page.heading("What to try")
+    page.bullets(d.advice())
     page.text(
         "A contrastive loss takes one row, the anchor, moves it towards the row it belongs with, its "
-        "positive, and away from all others, its negatives. A temperature decides how strongly, and which of "
-        "them matter. If it is too low, the gradient vanishes for pairs that still have something to learn; "
-        "if it is too high, a gradient stays where nothing is left to gain. The free loss scores a cosine c "
-        "by log((1 + c) / (1 - c)) and has no temperature to choose."
-    )
-    page.text(
-        "All rows are taken as one batch here. With fewer candidates, as in a smaller batch, every "
-        "temperature's gradient vanishes earlier: to see your own batch size, give one batch."
+        "positive, and away from all others, its negatives. The link turns their cosines into logits, and "
+        "its steepness decides when an anchor counts as learned and which negatives matter. All rows are one "
+        "batch here. The number of candidates matters: to see your own batch size, give one batch."
     )
 
     page.heading("How similar are positives and negatives?")
@@ -66,48 +73,14 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
         "overlap, the better the embeddings tell positives from negatives.",
     )
 
-    page.heading("Who still gets a gradient?")
+    page.heading("Where does each link still act?")
     page.figure(
         _by_cosine(d),
         id="by-cosine",
-        caption="How strongly each scheme acts on an anchor, by the cosine of the anchor and its positive: "
-        "the median gradient scale, 1 being the scheme's own scale at chance. Anchors below the dashed line "
-        "have all but stopped training. Left of the dotted line there is still something to learn. Near "
+        caption="How strongly each link acts on an anchor, by the cosine of the anchor and its positive: the "
+        "median gradient scale, 1 being the link's own scale at chance. Below the dashed line the link is "
+        f"done with the anchor: it counts as learned. The dotted line is at cosine {OPTIMAL_COSINE}. Near "
         "cosine 1 a step of the embedding hardly changes the cosine: a large scale there is no large step.",
-    )
-    page.figure(
-        _scales(d),
-        id="scales",
-        caption="Share of the anchors at each gradient scale. Left of the dashed line are the anchors whose "
-        "gradient has vanished.",
-    )
-    page.table(
-        [_row(scheme) for scheme in d.schemes],
-        id="schemes",
-        highlight={number for number, scheme in enumerate(d.schemes) if scheme.tau is None},
-        caption=f"{d.non_optimal:.1%} of the anchors are non-optimal. Every word is defined below.",
-    )
-
-    page.heading("The temperature that free applies by itself")
-    page.text(
-        "The free loss has a different steepness at every cosine, so it acts like a different temperature on "
-        "every pair: a high one on unrelated pairs, a low one on pairs that are already close."
-    )
-    page.table(
-        [
-            {
-                "local temperature": f"at {which}",
-                **{f"{level} of them below": f"{value:.3f}" for level, value in levels},
-            }
-            for which, levels in ((which, values.items()) for which, values in d.local_temperature.items())
-        ],
-        id="local",
-    )
-
-    page.text(
-        f"The negatives spread over an effective dimension of {d.effective_dimension:.3g} out of "
-        f"{d.dimensions:,}. CalibratedLogOdds() would measure that and stretch the free loss, so that on "
-        f"unrelated pairs it acts like a temperature of {d.effective_temperature:.2g}; without it, like 0.5."
     )
 
     page.heading("Rows that deserve a look")
@@ -133,24 +106,15 @@ def write_diagnosis(d: Diagnosis, out: Path) -> Path:
     return page.write(out / "diagnosis.html")
 
 
-def _row(scheme: Scheme) -> dict[str, str]:
-    return {
-        "scheme": scheme.title,
-        "non-optimal anchors whose gradient vanished": f"{scheme.vanished:.1%}",
-        f"negatives' gradient spent on the hardest {HARDEST_SHARE:.0%}": f"{scheme.hardest:.1%}",
-        "gradient scale at the optimum, of that at chance": f"{scheme.optimum:.2%}",
-        "median gradient scale": f"{scheme.scale['50%']:.3g}",
-        "gradient scale at chance": f"{scheme.chance:.3g}",
-    }
-
-
 def _lines(d: Diagnosis) -> list[tuple[Scheme, dict[str, object]]]:
-    """Each scheme with its line: free black and thick, temperatures in colours."""
+    """Each link with its line: temperatures in colours, the others black."""
     colours = iter(_COLOURS * len(d.schemes))
     return [
         (
             scheme,
-            {"color": "black", "width": 4} if scheme.tau is None else {"color": next(colours), "width": 2},
+            {"color": "black", "width": 3, "dash": _DASHES[scheme.name]}
+            if scheme.tau is None
+            else {"color": next(colours), "width": 2},
         )
         for scheme in d.schemes
     ]
@@ -174,10 +138,9 @@ def _cosines(d: Diagnosis) -> go.Figure:
 def _by_cosine(d: Diagnosis) -> go.Figure:
     fig = go.Figure()
     centres = (COSINE_EDGES[1:] + COSINE_EDGES[:-1]) / 2
-    floor = 10.0 ** SCALE_EDGES[0]
     for scheme, line in _lines(d):
         points = [
-            (c, max(value, floor))
+            (c, max(value, _LOWEST_SHOWN))
             for c, value in zip(centres, scheme.by_cosine, strict=True)
             if value is not None
         ]
@@ -192,24 +155,4 @@ def _by_cosine(d: Diagnosis) -> go.Figure:
     fig.add_vline(x=OPTIMAL_COSINE, line={"color": "#52606d", "dash": "dot", "width": 1})
     fig.update_xaxes(title="cosine of the anchor and its positive")
     fig.update_yaxes(title="gradient scale / at chance", type="log", exponentformat="power", dtick=1)
-    return fig
-
-
-def _scales(d: Diagnosis) -> go.Figure:
-    fig = go.Figure()
-    centres = 10 ** ((SCALE_EDGES[1:] + SCALE_EDGES[:-1]) / 2)
-    for scheme, line in _lines(d):
-        fig.add_scatter(
-            x=centres,
-            y=100 * np.array(scheme.relative) / d.anchors,
-            name=scheme.title,
-            line={**line, "shape": "hvh"},
-        )
-    fig.add_vline(x=VANISHED_SHARE, line={"color": "#52606d", "dash": "dash", "width": 1})
-    held = np.flatnonzero(np.sum([scheme.relative for scheme in d.schemes], axis=0))
-    shown = [min(SCALE_EDGES[held[0]], -2.4), max(SCALE_EDGES[held[-1] + 1], 0.4)]
-    fig.update_xaxes(
-        title="gradient scale / at chance", type="log", exponentformat="power", dtick=1, range=shown
-    )
-    fig.update_yaxes(title="share of the anchors", ticksuffix=" %", rangemode="tozero")
     return fig

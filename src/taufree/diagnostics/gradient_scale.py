@@ -19,8 +19,10 @@ def logit_and_slope(link: Link, cosine: Tensor) -> tuple[Tensor, Tensor]:
     return link.logit(cosine, gap, rise), link.slope(cosine, gap, rise)
 
 
-def gradient_scale(positive: tuple[Tensor, Tensor], negative: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The gradient scale of each anchor, and how it is spread over the anchor's negatives.
+def gradient_scale(
+    positive: tuple[Tensor, Tensor], negative: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient scale of each anchor, how it is spread over the anchor's negatives, and the loss.
 
     It is the sum of |1/P - p_j| link'(c_j) over the positives and of p_j link'(c_j) over the negatives.
     1/P - p_j is computed as (S/P + (mean(w) - w_j)) / Z, with w the weights of the P positives, S the sum of
@@ -31,7 +33,7 @@ def gradient_scale(positive: tuple[Tensor, Tensor], negative: tuple[Tensor, Tens
         negative: logits and slopes [B, N]; where the logit is minus infinity there is no negative.
 
     Returns:
-        The scale [B], and the negatives' parts of it [B, N], each row up to a factor.
+        The scale [B], the negatives' parts of it [B, N], each row up to a factor, and the loss [B].
     """
     (logit, slope), (other, steep) = positive, negative
     # The negatives have a maximum of their own: next to a strong positive they would all round to zero.
@@ -50,7 +52,9 @@ def gradient_scale(positive: tuple[Tensor, Tensor], negative: tuple[Tensor, Tens
     mean = positives.sum(1, keepdim=True) / count
     of_positives = ((negatives / count + (mean - positives)).abs() * slope).masked_fill(~there, 0.0).sum(1)
     total = (negatives + count * mean).squeeze(1)
-    return (of_positives + parts.sum(1) * fade.squeeze(1)) / total, parts
+    mean_logit = logit.masked_fill(~there, 0.0).sum(1) / count.squeeze(1)
+    loss = total.log() + shift.squeeze(1) - mean_logit
+    return (of_positives + parts.sum(1) * fade.squeeze(1)) / total, parts, loss
 
 
 def chance_scale(link: Link, positives: Tensor, negatives: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from taufree import Link, LogOdds, Temperature
 from taufree.diagnostics.anchors import TAUS
 from taufree.losses import NTXent
 from taufree.util.optional import needs
@@ -23,6 +24,8 @@ class LogDiagnostics(Callback):
 
     Whenever the trainer logs a step (its ``log_every_n_steps``) the pairs of that batch are measured: one
     more matrix of cosines, in blocks. The mean over an epoch's measured batches is logged as ``NAME_epoch``.
+    So are the gain, the dimension and the temperature of every link in the module that measures or learns
+    them, under its name there: ``contrastive/loss.link/gain``.
 
     Args:
         key: where ``training_step`` puts the pairs in the dict that it returns: {"loss": ..., key: (a, b)}.
@@ -65,11 +68,26 @@ class LogDiagnostics(Callback):
         values = self.metric.to(first.device)(first, second)
         self.metric.reset()
         pl_module.log_dict(
-            {f"{self.prefix}{name}": value for name, value in values.items()},
+            {f"{self.prefix}{name}": value for name, value in (values | _link_values(pl_module)).items()},
             on_step=True,
             on_epoch=True,
             batch_size=len(first),
         )
+
+
+def _link_values(module: nn.Module) -> dict[str, float]:
+    """What the links of a module have measured or learned; those with fixed numbers are left out."""
+    links = {
+        name: link
+        for name, link in module.named_modules()
+        if isinstance(link, Link) and not isinstance(link, LogOdds | Temperature)
+    }
+    return {
+        f"{name}/{value}": float(getattr(link, value))
+        for name, link in links.items()
+        for value in ("gain", "dimension", "tau")
+        if hasattr(link, value)
+    }
 
 
 class SimCLR(LightningModule):

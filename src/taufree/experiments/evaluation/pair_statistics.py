@@ -85,7 +85,7 @@ def _observe(positive: Tensor, negative: Tensor, link: Link, left_out: Tensor | 
     cosine = torch.cat([positive, negative], dim=1).clamp(-1, 1)
     logit, slope = logit_and_slope(link, cosine)
     others = logit[:, 1:] if left_out is None else logit[:, 1:].masked_fill(left_out, -torch.inf)
-    scale, _ = gradient_scale((logit[:, :1], slope[:, :1]), (others, slope[:, 1:]))
+    scale, _, _ = gradient_scale((logit[:, :1], slope[:, :1]), (others, slope[:, 1:]))
     return Observation(cosine[:, 0], cosine[:, 1:], scale.mean())
 
 
