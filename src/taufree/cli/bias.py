@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, path, refuse, writable
+from taufree.cli.messages import bar, check_data_folder, path, refuse, writable
 
 
 def bias(
@@ -37,6 +37,10 @@ def bias(
     Example:
       taufree bias bert-base-uncased --data FOLDER --out bias
     """
+    try:  # before the imports below, which take seconds
+        check_data_folder(data)
+    except ValueError as error:
+        refuse(error)
     from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
     from taufree.experiments.language.scoring import write_rows
     from taufree.experiments.language.stereoset import (

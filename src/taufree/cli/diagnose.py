@@ -34,6 +34,14 @@ def diagnose(
       taufree diagnose image.npy text.npy
       taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
     """
+    from taufree.util.files import check_file
+
+    try:  # before the imports below, which take seconds
+        for given in (file, second, labels):
+            if given is not None:
+                check_file(given, "embeddings or labels")
+    except ValueError as error:
+        refuse(error)
     from taufree.diagnostics import diagnose as embeddings
     from taufree.diagnostics import diagnosis_page
     from taufree.diagnostics import embedding_files as files

@@ -35,6 +35,12 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+def check_data_folder(data: Path | None) -> None:
+    """Raise a ValueError if ``--data`` is not there: quick to see, before the imports that reading it needs."""
+    if data is not None and not data.exists():
+        raise ValueError(f"No such folder: {data}, which --data or TAUFREE_DATA names.")
+
+
 def writable(out: Path, folder: Path) -> None:
     """Refuse ``--out`` before long work if nothing can be written to this folder of it, made if not there."""
     try:

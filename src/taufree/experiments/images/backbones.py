@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree.util.cache import cache_folder, download
-from taufree.util.optional import needs
+from taufree.util.optional import require
 
-with needs("taufree[images]"):
-    from torchvision import models
+require("torchvision", "taufree[images]")  # takes a second, so it is imported after wrong settings are refused
 
 Backbone = Literal["resnet152", "resnet50", "resnet18", "resnet50-v1"]
 """torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the
@@ -29,6 +28,8 @@ def make_backbone(name: str) -> nn.Module:
     >>> make_backbone("resnet50-v1").layer3[0].conv1.stride
     (2, 2)
     """
+    from torchvision import models
+
     network: Any = getattr(models, name.removesuffix("-v1"))(weights=None)
     network.fc = nn.Identity()
     if name.endswith("-v1"):
@@ -102,6 +103,8 @@ class HalfFrozen(nn.Module):
 def _download(name: str) -> dict[str, Tensor]:
     if name.endswith("-v1"):
         raise ValueError(f"weights must be a file or random for the backbone {name}, got 'imagenet'.")
+    from torchvision import models
+
     url: str = models.get_model_weights(name).IMAGENET1K_V1.url
     file = url.rpartition("/")[2]
     digest = Path(file).stem.rpartition("-")[2]  # torchvision's names end with the beginning of the digest

@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -212,6 +211,8 @@ class MSC(ImageRecipe):
         return sorted(rows, key=lambda row: -row["score"])
 
     def _auc(self, distances: Tensor) -> float:
+        from sklearn.metrics import roc_auc_score  # takes a second, and wrong settings are refused before
+
         return 100 * float(roc_auc_score(self._anomalous, distances.cpu().numpy()))
 
 
