@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, path, refuse
+from taufree.cli.messages import bar, imports, path, refuse
 
 
 def diagnose(
@@ -42,9 +42,10 @@ def diagnose(
                 check_file(given, "embeddings or labels")
     except ValueError as error:
         refuse(error)
-    from taufree.diagnostics import diagnose as embeddings
-    from taufree.diagnostics import diagnosis_page
-    from taufree.diagnostics import embedding_files as files
+    with imports():
+        from taufree.diagnostics import diagnose as embeddings
+        from taufree.diagnostics import diagnosis_page
+        from taufree.diagnostics import embedding_files as files
 
     try:
         first, pairs, groups = files.load_embeddings(file, second, labels)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, check_data_folder, path, refuse
+from taufree.cli.messages import bar, check_data_folder, imports, path, refuse
 from taufree.util.optional import require
 
 
@@ -46,8 +46,9 @@ def pretrain_mlm(
         check_data_folder(data)
     except ValueError as error:
         refuse(error)
-    from taufree.experiments.language.pretrain import PretrainSettings, pretrain
-    from taufree.util.machine import choose_device
+    with imports():
+        from taufree.experiments.language.pretrain import PretrainSettings, pretrain
+        from taufree.util.machine import choose_device
 
     try:
         chosen = choose_device(device, "32-true" if precision is None else precision)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taufree.cli.messages import check_data_folder, path, refuse
+from taufree.cli.messages import check_data_folder, imports, path, refuse
 from taufree.util.optional import require
 
 if TYPE_CHECKING:
@@ -105,14 +105,13 @@ def run(
     try:
         check_device(device, "32-true" if precision is None else precision)
         check_data_folder(data)
-        names = parse_links(links)
-        chosen = find_recipe(recipe)
-
-        from taufree.experiments.acceleration import acceleration_of
-        from taufree.experiments.recipe import choose_settings
-        from taufree.experiments.sweep.driver import sweep
-        from taufree.experiments.training.run import Run
-
+        with imports():
+            names = parse_links(links)
+            chosen = find_recipe(recipe)
+            from taufree.experiments.acceleration import acceleration_of
+            from taufree.experiments.recipe import choose_settings
+            from taufree.experiments.sweep.driver import sweep
+            from taufree.experiments.training.run import Run
         given = {"epochs": epochs, "batch_size": batch_size}
         wanted, usual = choose_settings(chosen, preset, given, settings or ())
         device = choose_device(device, "32-true" if precision is None else precision)
@@ -133,8 +132,9 @@ def run(
         ranks.wait_for_first()
         refuse(error)
     if outcome.lines:
-        from taufree.experiments.report.page import write_report
-        from taufree.experiments.report.verdicts import verdicts
+        with imports():
+            from taufree.experiments.report.page import write_report
+            from taufree.experiments.report.verdicts import verdicts
 
         show = Console(soft_wrap=True)
         for table in _result_tables(outcome.lines, show.width):

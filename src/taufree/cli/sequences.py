@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import path, refuse
+from taufree.cli.messages import imports, path, refuse
 
 
 def sequences(
@@ -35,7 +35,8 @@ def sequences(
       taufree sequences ml-20m/ratings.csv --out data/ml-20m
       taufree run dcrec --set dataset=data/ml-20m
     """
-    from taufree.experiments.recommendation.sequences import build_sequences
+    with imports():
+        from taufree.experiments.recommendation.sequences import build_sequences
 
     try:
         made = build_sequences(log, out, user=user, item=item, time=time, core=core)

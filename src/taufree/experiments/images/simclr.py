@@ -27,7 +27,9 @@ from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 from taufree.util.optional import require
 
-require("torchvision", "taufree[images]")  # takes a second, so it is imported after wrong settings are refused
+require(
+    "torchvision", "taufree[images]"
+)  # takes a second, so it is imported after wrong settings are refused
 
 
 @dataclass(frozen=True)
