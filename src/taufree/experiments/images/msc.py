@@ -23,7 +23,13 @@ from taufree import Link
 from taufree.experiments.evaluation.knn_and_linear import knn_distance
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT
-from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_backbone, read_weights
+from taufree.experiments.images.backbones import (
+    Backbone,
+    HalfFrozen,
+    check_weights,
+    make_backbone,
+    read_weights,
+)
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import DecodedImages, from_arrays, load_images
 from taufree.experiments.images.image_recipe import ImageRecipe, ViewSettings
@@ -113,6 +119,10 @@ class MSC(ImageRecipe):
             raise ValueError(
                 f"the {len(tested)} test images must be normal and anomalous ones, but are all of one kind."
             )
+
+    def check(self, data: Path | None) -> None:
+        super().check(data)
+        check_weights(self.settings.weights)
 
     def content(self, data: Path | None) -> str | None:
         return None if data is None or _holds_cifar10(data) else self._listing(data).fingerprint()
