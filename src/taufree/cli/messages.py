@@ -30,7 +30,7 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    if not console.is_terminal:  # in a file or a pipe all that is left of a bar is an empty line
+    if not console.is_interactive:  # in a file or a pipe all that is left of a bar is an empty line
         yield lambda done, total: None
         return
     with Progress(console=console, transient=True) as progress:

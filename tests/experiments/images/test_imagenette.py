@@ -67,9 +67,7 @@ def test_tar_files_are_read_without_unpacking(folder, tmp_path):
 def test_the_archive_as_it_is_downloaded_is_to_be_unpacked(tmp_path):
     (tmp_path / "imagenette2-160").mkdir()
     (tmp_path / "imagenette2-160" / "imagenette2-160.tgz").touch()
-    with pytest.raises(
-        ValueError, match=r"; imagenette2-160\.tgz is compressed: unpack it\.$"
-    ):
+    with pytest.raises(ValueError, match=r"; imagenette2-160\.tgz is compressed: unpack it\.$"):
         Imagenette(SimCLRSettings()).check(tmp_path)
 
 
