@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from taufree.cli.messages import check_data_folder, imports, path, refuse
 from taufree.util.optional import require
@@ -143,7 +144,7 @@ def run(
             show.print(sentence, highlight=False, markup=False)
         # After the table, which a full disk does not keep from being read.
         try:
-            report = write_report(outcome.lines, out / "report.html", quick=preset == "quick")
+            report = write_report(outcome.lines, out / "report.html", preset=preset, data=data)
         except OSError as error:
             refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show.print(f"Report: {report}", highlight=False, markup=False)
@@ -166,9 +167,10 @@ def run(
 
 def _result_tables(lines: list[Line], width: int) -> list[Table]:
     """The result table; what is too wide for the terminal goes on in further ones, so that no word is cut."""
-    from taufree.experiments.report.page import result_table
+    from taufree.experiments.report.tables import result_table
 
-    rows, stressed = result_table(lines)
+    shown = result_table(lines)
+    rows = [*shown.rows, shown.notes] if shown.notes else shown.rows
     first, *names = rows[0]
 
     def needed(name: str) -> int:
@@ -188,7 +190,7 @@ def _result_tables(lines: list[Line], width: int) -> list[Table]:
             side: Literal["left", "right"] = "left" if name in ("link", "metric", "note") else "right"
             table.add_column(name, justify=side, overflow="fold")  # nothing is cut off
         for number, row in enumerate(rows):
-            cells = [row[name] for name in [first, *part]]
-            table.add_row(*cells, style="bold" if number in stressed else None)
+            bold = {name for name in [first, *part] if {number, (number, name)} & shown.stressed}
+            table.add_row(*(Text(row[name], "bold" * (name in bold)) for name in [first, *part]))
         tables.append(table)
     return tables

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from taufree import Link
 from taufree.experiments.evaluation.knn_and_linear import knn_distance
 from taufree.experiments.evaluation.pair_statistics import observe_views
-from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT
+from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT, THUMBNAIL_SIDE
 from taufree.experiments.images.backbones import (
     Backbone,
     HalfFrozen,
@@ -199,14 +199,21 @@ class MSC(ImageRecipe):
         return {"auc": auc, "gain": auc - self._untrained}
 
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
-        """The test images with the highest and those with the lowest scores."""
+        """The test images with the highest and those with the lowest scores.
+
+        Not more than there are anomalous and normal ones: further images would be on the wrong side of a
+        perfect detector too. The shorter row is filled up with white ones.
+        """
         order = self._distances.argsort(descending=True, stable=True).cpu()
-        count = min(EXTREME_COUNT, len(order) // 2)
-        rows = torch.stack([order[:count], order.flip(0)[:count]])
-        return {
-            "thumbnails": self.thumbnails(rows + self.images.training),
-            "anomalous": self._anomalous[rows.numpy()],
-        }
+        high, low = (min(EXTREME_COUNT, int(kind.sum())) for kind in (self._anomalous, ~self._anomalous))
+        count = max(high, low)
+        rows = [order[:high], order.flip(0)[:low]]
+        thumbnails = np.full((2, count, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), 255, np.uint8)
+        anomalous = np.repeat([[True], [False]], count, axis=1)
+        for i, row in enumerate(rows):
+            thumbnails[i, : len(row)] = self.thumbnails(row + self.images.training)
+            anomalous[i, : len(row)] = self._anomalous[row.numpy()]
+        return {"thumbnails": thumbnails, "anomalous": anomalous}
 
     def scores(self, model: nn.Module) -> list[dict[str, Any]]:
         """The test images, the most anomalous first."""
