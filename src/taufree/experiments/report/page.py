@@ -184,14 +184,15 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
                 epochs = line["settings"]["epochs"]
     if not shown:
         return
+    trained = f"after {epochs} epoch{'s' * (epochs != 1)}"
     if all("anomalous" in arrays for arrays in shown.values()):
-        _extremes(page, shown)
+        _extremes(page, shown, trained)
         return
     page.heading("What the network finds similar")
     short = f" That is fewer than {PICTURE_EPOCHS}: the pictures show networks that still change much."
     page.text(
         "The networks of the first seed: the free link and the temperature with the best "
-        f"{metric}, after {epochs} epoch{'s' * (epochs != 1)}.{short * (epochs < PICTURE_EPOCHS)}"
+        f"{metric}, {trained}.{short * (epochs < PICTURE_EPOCHS)}"
     )
     for number, (link, arrays) in enumerate(shown.items()):
         page.figure(
@@ -210,9 +211,12 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
         )
 
 
-def _extremes(page: Page, shown: Mapping[str, Arrays]) -> None:
+def _extremes(page: Page, shown: Mapping[str, Arrays], trained: str) -> None:
     page.heading("What the network finds normal")
-    page.text("The networks of the first seed. Every test image's score is in a file of the folder scores.")
+    page.text(
+        f"The networks of the first seed, {trained}. Every test image's score is in a file of the folder "
+        "scores."
+    )
     for number, (link, arrays) in enumerate(shown.items()):
         page.figure(
             extreme_figure(arrays),
