@@ -14,6 +14,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache_in_the_home_folder():
+    """Tests that set HOME have a cache of their own, whatever the variables of the machine say."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TAUFREE_CACHE", raising=False)
+        patch.delenv("XDG_CACHE_HOME", raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Small tensors gain nothing from threads, and lose much where other programs want the cores."""

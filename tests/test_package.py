@@ -51,6 +51,31 @@ print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))
     assert python(code).split() == ["taufree"]
 
 
+def test_torch_is_imported_with_the_first_public_name():
+    code = """
+import sys, taufree
+early = "torch" in sys.modules
+taufree.nt_xent
+print(early, "torch" in sys.modules, taufree.functional.nt_xent is taufree.nt_xent)
+print(set(taufree.__all__) <= set(dir(taufree)), hasattr(taufree, "no_such_name"))
+"""
+    assert python(code).split() == ["False", "True", "True", "True", "False"]
+    assert python("import taufree; taufree.distributed.active") == ""  # modules of the core need no import
+    assert python("from taufree import *; print(NTXent.__name__, __name__)") == "NTXent __main__\n"
+
+
+def test_a_compiled_step_may_be_the_first_to_use_a_name():
+    code = """
+import torch, taufree
+torch._dynamo.config.error_on_recompile = True
+step = torch.compile(lambda a, b: taufree.nt_xent(a, b), fullgraph=True, backend="eager")
+view = torch.eye(4)
+step(view, view)
+print(step(view, view).item() < 1e-3)
+"""
+    assert python(code) == "True\n"
+
+
 @pytest.mark.slow
 def test_the_wheel_works_on_its_own(tmp_path):
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]

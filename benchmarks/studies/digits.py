@@ -20,8 +20,8 @@ from benchmarks.support.markdown import head, row
 from benchmarks.support.options import parser_of
 from benchmarks.support.paths import FIGURES, RESULTS, ROOT
 from benchmarks.support.pictures import FREE, finish
-from taufree.experiments.report.page import table_rows
 from taufree.experiments.report.statistics import against_best_temperature, spreads
+from taufree.experiments.report.tables import table_rows
 
 RUNS = ROOT / "runs" / "digits"
 RESULTS_FILE = RESULTS / "digits.jsonl"

@@ -1,10 +1,26 @@
-"""Contrastive learning without a temperature."""
+"""Contrastive learning without a temperature.
 
-from taufree.convert import temperature_free
-from taufree.functional import info_nce, nt_xent, sup_con
-from taufree.links import CalibratedLogOdds, FittedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
-from taufree.losses import InfoNCE, NTXent, SupCon
+The public names are imported when they are first used: the command line, which is inside this package, then
+answers ``taufree --help`` and refuses bad input without importing torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from taufree.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from taufree.convert import temperature_free
+    from taufree.functional import info_nce, nt_xent, sup_con
+    from taufree.links import (
+        CalibratedLogOdds,
+        FittedLogOdds,
+        LearnableTemperature,
+        Link,
+        LogOdds,
+        Temperature,
+    )
+    from taufree.losses import InfoNCE, NTXent, SupCon
 
 __all__ = [
     "CalibratedLogOdds",
@@ -21,3 +37,23 @@ __all__ = [
     "sup_con",
     "temperature_free",
 ]
+
+_HOMES = ("links", "functional", "losses", "convert")
+"""The modules of the public names."""
+_MODULES = (*_HOMES, "backends", "checks", "contrast", "distributed", "dtypes", "reduction")
+"""What ``import taufree`` is known to bring: ``taufree.functional`` needs no import of its own."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for module in _HOMES:
+        found = vars(import_module(f"{__name__}.{module}"))
+        globals().update({public: found[public] for public in __all__ if public in found})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

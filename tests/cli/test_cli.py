@@ -182,16 +182,88 @@ def test_a_missing_extra_is_named_with_its_cure(tmp_path, missing, arguments):
     assert found.stderr.strip().endswith('pip install "taufree[cli]"')
 
 
-def test_help_imports_nothing_heavy():
+HEAVY = ("torch", "numpy", "lightning", "sklearn", "scipy", "pandas", "plotly", "matplotlib", "polars")
+COMMANDS = ("run", "recipes", "sequences", "figures", "diagnose", "bench", "bias", "pretrain-mlm")
+
+
+def test_help_and_version_import_nothing_heavy():
+    pages = [
+        ["--help"],
+        ["--version"],
+        *([command, "--help"] for command in COMMANDS),
+        ["run", "dcrec", "-h"],
+    ]
     code = (
-        "import sys; from taufree.cli import build; from typer.testing import CliRunner; "
-        "assert CliRunner().invoke(build(), ['run', '--help']).exit_code == 0; "
-        "print([m for m in ('lightning', 'sklearn', 'pandas', 'plotly', 'matplotlib') if m in sys.modules])"
+        f"import sys; sys.modules.update(dict.fromkeys({HEAVY})); "  # an import of them fails
+        "from taufree.cli import build; from typer.testing import CliRunner; "
+        f"print(*(CliRunner().invoke(build(), page).exit_code for page in {pages}))"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
     )
-    assert found.stdout == "[]\n"
+    assert set(found.stdout.split()) == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("run cifar", "no recipe 'cifar'"),
+        ("run --links free,warm", "got 'warm'."),
+        ("run --device abacus", "got 'abacus'."),
+        ("run --precision 8", "got '8'."),
+        ("run --data absent", "No such folder: absent, which --data or TAUFREE_DATA names."),
+        ("run citeseer --data absent", "No such folder: absent, "),
+        ("diagnose absent.npy", "No such file: absent.npy"),
+        ("diagnose here.npy --labels absent.npy", "No such file: absent.npy"),
+        ("bias model --data absent", "No such folder: absent, "),
+        ("pretrain-mlm model --data absent --out out", "No such folder: absent, "),
+    ],
+)
+def test_bad_input_is_refused_before_torch_is_imported(arguments, sentence, tmp_path):
+    (tmp_path / "here.npy").touch()
+    found = shell(*arguments.split(), before="sys.modules['torch'] = None", cwd=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr.startswith("taufree: ")
+    assert found.stderr.count("\n") == 1
+    assert sentence in found.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["here.npy"]
+
+
+@pytest.mark.parametrize("recipe", ["digits", "images", "msc", "mabel"])
+def test_wrong_settings_are_refused_before_what_a_recipe_uses_is_imported(recipe, tmp_path):
+    found = shell(
+        *("run", recipe, "--set", "colour=red"),
+        before="import atexit; "
+        "atexit.register(lambda: print({'sklearn', 'torchvision', 'transformers'} & sys.modules.keys()))",
+        cwd=tmp_path,
+    )
+    assert found.returncode == 2
+    assert found.stdout == "set()\n"
+    assert f"the recipe {recipe} has no setting colour; it has epochs, " in found.stderr
+
+
+@pytest.mark.parametrize("module", ["typer", "taufree.cli.run", "torch", "torch._C", "numpy", "lightning"])
+def test_ctrl_c_while_modules_are_imported_ends_at_once(module, tmp_path):
+    """In the C++ code of torch and NumPy an exception would abort the process, or become another one."""
+    before = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # if ignored
+        "sys.addaudithook(lambda event, about: os.kill(os.getpid(), signal.SIGINT) "
+        f"if event == 'import' and about[0] == {module!r} else None)"
+    )
+    command = ("run",) if module != "lightning" else ("pretrain-mlm", "m", "--data", ".", "--out", "out")
+    found = shell(*command, before=before, cwd=tmp_path)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
+def test_a_process_in_the_background_ignores_ctrl_c_while_it_imports(tmp_path):
+    before = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "sys.addaudithook(lambda event, about: os.kill(os.getpid(), signal.SIGINT) "
+        "if event == 'import' and about[0] == 'torch' else None)"
+    )
+    found = shell("recipes", "digits", before=before, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("digits: ")
 
 
 @pytest.mark.parametrize("command", ["figures", "diagnose"])

@@ -50,8 +50,8 @@ def drawn(dom: str, id: str) -> bool:
     return re.search(rf'<div[^>]*id="{id}"[^>]*class="[^"]*js-plotly-plot', dom) is not None
 
 
-def overflow(path: Path, width: int = 390) -> int:
-    """By how many pixels the page is wider than a screen of `width`.
+def overflow(path: Path, width: int = 375) -> int:
+    """By how many pixels the page, or a box of it that scrolls sideways, is wider than a screen of `width`.
 
     Headless windows are at least 500 pixels wide, so the page is shown in a frame.
     """
@@ -59,11 +59,15 @@ def overflow(path: Path, width: int = 390) -> int:
     page = html.escape(path.read_text("utf-8"))
     framed.write_text(
         f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}"></iframe><script>'
-        "const root = () => document.querySelector('iframe').contentDocument.documentElement;"
-        "setTimeout(() => document.body.dataset.wide = root().scrollWidth, 3000)</script>",
+        "const inside = () => document.querySelector('iframe').contentDocument;"
+        "const scrolls = (box) => ['auto', 'scroll'].includes(getComputedStyle(box).overflowX);"
+        "const scrolling = () => [...inside().querySelectorAll('*')].filter(scrolls);"
+        "const boxes = () => [inside().documentElement, ...scrolling()];"
+        "const hidden = () => Math.max(...boxes().map((box) => box.scrollWidth - box.clientWidth));"
+        "setTimeout(() => document.body.dataset.hidden = hidden(), 3000)</script>",
         encoding="utf-8",
     )
     dom, _ = rendered(framed)
-    found = re.search(r'data-wide="(\d+)"', dom)
+    found = re.search(r'data-hidden="(\d+)"', dom)
     assert found, "the frame did not report its width"
-    return int(found.group(1)) - width
+    return int(found.group(1))

@@ -10,9 +10,19 @@ import pytest
 from taufree.util.cache import cache_folder, cached, download
 
 
-def test_the_cache_follows_the_home_folder(monkeypatch, tmp_path):
+def test_the_cache_follows_the_home_folder_and_two_variables(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "taufree"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which is to be ignored
+    assert cache_folder() == tmp_path / ".cache" / "taufree"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_folder() == tmp_path / "caches" / "taufree"
+    monkeypatch.setenv("TAUFREE_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("TAUFREE_CACHE", "~/own")
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("TAUFREE_CACHE", "")  # as from a shell variable that is not set
+    assert cache_folder() == tmp_path / "caches" / "taufree"
     assert os.listdir(tmp_path) == []
 
 

@@ -58,8 +58,21 @@ def test_table(tmp_path: Path) -> None:
     table = re.search(r'<table id="numbers">.*?</table>', html, re.S)
     assert table
     assert table.group().count("<th") == 11  # thead and ten columns
-    assert "<tr><td>free</td><td class=number>0.5 %</td>" in table.group()
-    assert "<tr class=highlight><td>0.5</td><td class=number></td>" in table.group()
+    cells = re.sub(r' data-column="[^"]*"', "", table.group())
+    assert '<tr><td>free</td><td class="number">0.5 %</td>' in cells
+    assert '<tr class=highlight><td>0.5</td><td class="number"></td>' in cells
+
+
+def test_cells_can_be_stressed_and_remarks_stand_below(tmp_path: Path) -> None:
+    page = Page("A table", "")
+    rows = [
+        {"metric": "knn", "free": "1.0", "tau 1": "2.0"},
+        {"metric": "linear", "free": "3.0", "tau 1": "4.0"},
+    ]
+    page.table(rows, id="turned", highlight={(1, "free")}, footer={"metric": "note", "tau 1": "best tau"})
+    html = page.write(tmp_path / "page.html").read_text("utf-8")
+    assert re.findall(r'class="number highlight"[^>]*>([^<]*)', html) == ["3.0"]
+    assert re.search(r"</tbody><tfoot>.*>note<.*>best tau<.*</tfoot></table>", html)
 
 
 def test_every_string_is_escaped(tmp_path: Path) -> None:
@@ -71,7 +84,7 @@ def test_every_string_is_escaped(tmp_path: Path) -> None:
     page.figure(go.Figure(layout_title_text=NASTY), id="f", caption=NASTY)
     html = page.write(tmp_path / "page.html").read_text("utf-8")
     assert "<script>alert" not in html
-    assert html.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;quotes&quot;") == 10
+    assert html.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;quotes&quot;") == 11
 
 
 @pytest.mark.parametrize("id", ["", "two words", 'a"b', "1st", "numbers"])

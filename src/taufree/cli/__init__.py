@@ -1,7 +1,7 @@
 """The command ``taufree``: one file for each subcommand.
 
-Torch comes with the package; all else that is heavy is imported inside the commands, so that
-``taufree --help`` answers soon.
+Torch and all else that is heavy is imported inside the commands, when what can be refused without it has
+been, so that ``taufree --help`` answers at once.
 Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 """
 
@@ -11,7 +11,7 @@ import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
-from taufree.cli.messages import complain
+from taufree.cli.messages import complain, imports
 from taufree.util.errors import MissingPackageError
 from taufree.util.optional import needs
 
@@ -53,6 +53,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: not all terminals have a plus-minus
     try:
         with needs("taufree[cli]"):
-            build()(prog_name="taufree")
+            with imports():
+                command = build()
+            command(prog_name="taufree")
     except MissingPackageError as error:
         sys.exit(complain(str(error)))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from taufree.cli.messages import bar, path, refuse, writable
+from taufree.cli.messages import bar, imports, path, refuse, writable
 
 
 def bench(
@@ -41,11 +41,12 @@ def bench(
       taufree bench --n 4096,65536 --d 128,512 --out mine.json
       taufree bench --loss nt-xent --dtype float32
     """
-    import torch
+    with imports():
+        import torch
 
-    from taufree.bench.compare import DEFAULT_OPTIONS, check, numbers, remarks, table_row
-    from taufree.bench.compare import bench as measure
-    from taufree.bench.measure import save
+        from taufree.bench.compare import DEFAULT_OPTIONS, check, numbers, remarks, table_row
+        from taufree.bench.compare import bench as measure
+        from taufree.bench.measure import save
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given = [given or default for given, default in zip((n, d, dtype), DEFAULT_OPTIONS[device], strict=True)]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, path, refuse, writable
+from taufree.cli.messages import bar, check_data_folder, imports, path, refuse, writable
 
 
 def bias(
@@ -37,16 +37,21 @@ def bias(
     Example:
       taufree bias bert-base-uncased --data FOLDER --out bias
     """
-    from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
-    from taufree.experiments.language.scoring import write_rows
-    from taufree.experiments.language.stereoset import (
-        find_stereoset,
-        read_stereoset,
-        stereoset,
-        stereoset_summary,
-    )
-    from taufree.experiments.language.tokens import load_masked_lm, load_tokenizer
-    from taufree.util.machine import choose_device
+    try:  # before the imports below, which take seconds
+        check_data_folder(data)
+    except ValueError as error:
+        refuse(error)
+    with imports():
+        from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
+        from taufree.experiments.language.scoring import write_rows
+        from taufree.experiments.language.stereoset import (
+            find_stereoset,
+            read_stereoset,
+            stereoset,
+            stereoset_summary,
+        )
+        from taufree.experiments.language.tokens import load_masked_lm, load_tokenizer
+        from taufree.util.machine import choose_device
 
     try:
         chosen = choose_device(device, "32-true")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, path, refuse
+from taufree.cli.messages import bar, imports, path, refuse
 
 
 def diagnose(
@@ -46,9 +46,18 @@ def diagnose(
       taufree diagnose embeddings.npy --labels labels.npy --out diagnosis
       taufree diagnose pairs.parquet --columns query,document --taus 0.01,0.07
     """
-    from taufree.diagnostics import diagnose as embeddings
-    from taufree.diagnostics import diagnosis_page
-    from taufree.diagnostics import embedding_files as files
+    from taufree.util.files import check_file
+
+    try:  # before the imports below, which take seconds
+        for given in (file, second, labels):
+            if given is not None:
+                check_file(given, "embeddings or labels")
+    except ValueError as error:
+        refuse(error)
+    with imports():
+        from taufree.diagnostics import diagnose as embeddings
+        from taufree.diagnostics import diagnosis_page
+        from taufree.diagnostics import embedding_files as files
 
     try:
         temperatures = _temperatures(taus)

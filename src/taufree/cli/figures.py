@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, path, refuse
+from taufree.cli.messages import bar, imports, path, refuse
 
 
 def figures(
@@ -21,7 +21,8 @@ def figures(
     Example:
       taufree figures --out figures
     """
-    from taufree.diagnostics.theory.figures import draw_figures
+    with imports():
+        from taufree.diagnostics.theory.figures import draw_figures
 
     try:
         with bar("drawing") as watch:

@@ -1,8 +1,11 @@
-"""What all commands share in talking to their user: paths, progress, errors on stderr."""
+"""What all commands share in talking to their user: paths, progress, Ctrl-C, errors on stderr."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,12 +30,36 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    if not console.is_terminal:  # in a file or a pipe all that is left of a bar is an empty line
+    if not console.is_interactive:  # in a file or a pipe all that is left of a bar is an empty line
         yield lambda done, total: None
         return
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def imports() -> Iterator[None]:
+    """Around imports that take seconds: Ctrl-C ends the process at once, with exit code 130.
+
+    As an exception it would cross C++ code of torch and NumPy, which aborts then or raises another one.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    # A process in the background ignores Ctrl-C, and threads cannot set handlers.
+    if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def check_data_folder(data: Path | None) -> None:
+    """Raise a ValueError if ``--data`` is not there, before the imports that reading it needs."""
+    if data is not None and not data.exists():
+        raise ValueError(f"No such folder: {data}, which --data or TAUFREE_DATA names.")
 
 
 def writable(out: Path, folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, path, refuse
+from taufree.cli.messages import bar, check_data_folder, imports, path, refuse
 from taufree.util.optional import require
 
 
@@ -42,8 +42,13 @@ def pretrain_mlm(
       taufree pretrain-mlm FOLDER/encoder --data FOLDER --out models/adapted
     """
     require("lightning", "taufree[cli]")
-    from taufree.experiments.language.pretrain import PretrainSettings, pretrain
-    from taufree.util.machine import choose_device
+    try:  # before the imports below, which take seconds
+        check_data_folder(data)
+    except ValueError as error:
+        refuse(error)
+    with imports():
+        from taufree.experiments.language.pretrain import PretrainSettings, pretrain
+        from taufree.util.machine import choose_device
 
     try:
         chosen = choose_device(device, "32-true" if precision is None else precision)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taufree.cli.messages import refuse
+from taufree.cli.messages import imports, refuse
 
 if TYPE_CHECKING:
     from taufree.experiments.recipe import Recipe
@@ -34,11 +34,14 @@ def recipes(
     sys.path.append(str(Path.cwd()))  # as taufree run does
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if name is None:
-        console.print(_listed())
+        with imports():
+            listed = _listed()
+        console.print(listed)
         console.print("Settings, data and an example of one: taufree recipes RECIPE")
         return
     try:
-        recipe = find_recipe(name)
+        with imports():
+            recipe = find_recipe(name)
     except ValueError as error:
         refuse(error)
     _show(recipe, console)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from taufree.cli.messages import path, refuse
+from taufree.cli.messages import check_data_folder, imports, path, refuse
 from taufree.util.optional import require
 
 if TYPE_CHECKING:
@@ -90,22 +91,28 @@ def run(
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
-    require("lightning", "taufree[cli]")  # only the workers import it; say here that it is missing
-    from taufree.experiments.acceleration import acceleration_of
+    # Workers import these, or the report does after the training; say here what is missing.
+    for package in ("lightning", "pandas", "plotly", "scipy", "sklearn"):
+        require(package, "taufree[cli]")
+    # These imports, and what comes before the others below, do without torch, which takes seconds.
     from taufree.experiments.link_names import parse_links
-    from taufree.experiments.recipe import choose_settings
     from taufree.experiments.registry import find_recipe
-    from taufree.experiments.sweep.driver import sweep
     from taufree.experiments.training import ranks
-    from taufree.experiments.training.run import Run
     from taufree.util.errors import BadInputError
-    from taufree.util.machine import choose_device
+    from taufree.util.machine import check_device, choose_device
 
     console = Console(stderr=True, quiet=ranks.rank() > 0)
     sys.path.append(str(Path.cwd()))  # for links of one's own; last, so that it hides nothing installed
     try:
-        names = parse_links(links)
-        chosen = find_recipe(recipe)
+        check_device(device, "32-true" if precision is None else precision)
+        check_data_folder(data)
+        with imports():
+            names = parse_links(links)
+            chosen = find_recipe(recipe)
+            from taufree.experiments.acceleration import acceleration_of
+            from taufree.experiments.recipe import choose_settings
+            from taufree.experiments.sweep.driver import sweep
+            from taufree.experiments.training.run import Run
         given = {"epochs": epochs, "batch_size": batch_size}
         wanted, usual = choose_settings(chosen, preset, given, settings or ())
         device = choose_device(device, "32-true" if precision is None else precision)
@@ -114,11 +121,6 @@ def run(
     except ValueError as error:
         ranks.wait_for_first()
         refuse(error)
-    # These imports take two seconds, so they come after the refusals; a package that is missing is named
-    # before the training.
-    from taufree.experiments.report.page import write_report
-    from taufree.experiments.report.verdicts import verdicts
-
     out = out or Path("runs") / chosen.name
     runs = [
         Run(chosen.name, link, seed, wanted, precision, device, data)
@@ -131,6 +133,10 @@ def run(
         ranks.wait_for_first()
         refuse(error)
     if outcome.lines:
+        with imports():
+            from taufree.experiments.report.page import write_report
+            from taufree.experiments.report.verdicts import verdicts
+
         show = Console(soft_wrap=True)
         for table in _result_tables(outcome.lines, show.width):
             show.print(table)
@@ -138,7 +144,7 @@ def run(
             show.print(sentence, highlight=False, markup=False)
         # After the table, which a full disk does not keep from being read.
         try:
-            report = write_report(outcome.lines, out / "report.html", quick=preset == "quick")
+            report = write_report(outcome.lines, out / "report.html", preset=preset, data=data)
         except OSError as error:
             refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show.print(f"Report: {report}", highlight=False, markup=False)
@@ -161,9 +167,10 @@ def run(
 
 def _result_tables(lines: list[Line], width: int) -> list[Table]:
     """The result table; what is too wide for the terminal goes on in further ones, so that no word is cut."""
-    from taufree.experiments.report.page import result_table
+    from taufree.experiments.report.tables import result_table
 
-    rows, stressed = result_table(lines)
+    shown = result_table(lines)
+    rows = [*shown.rows, shown.notes] if shown.notes else shown.rows
     first, *names = rows[0]
 
     def needed(name: str) -> int:
@@ -183,7 +190,7 @@ def _result_tables(lines: list[Line], width: int) -> list[Table]:
             side: Literal["left", "right"] = "left" if name in ("link", "metric", "note") else "right"
             table.add_column(name, justify=side, overflow="fold")  # nothing is cut off
         for number, row in enumerate(rows):
-            cells = [row[name] for name in [first, *part]]
-            table.add_row(*cells, style="bold" if number in stressed else None)
+            bold = {name for name in [first, *part] if {number, (number, name)} & shown.stressed}
+            table.add_row(*(Text(row[name], "bold" * (name in bold)) for name in [first, *part]))
         tables.append(table)
     return tables

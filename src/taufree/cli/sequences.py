@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import path, refuse
+from taufree.cli.messages import imports, path, refuse
 
 
 def sequences(
@@ -17,7 +17,8 @@ def sequences(
         typer.Argument(
             parser=path,
             metavar="LOG",
-            help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV (also .gz) or Parquet file.",
+            help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV (also .gz) or Parquet file; "
+            "a CSV may have commas, semicolons or tabs.",
         ),
     ],
     out: Annotated[Path, typer.Option(parser=path, help="Folder of the two files; made if it is not there.")],
@@ -35,7 +36,8 @@ def sequences(
       taufree sequences ml-20m/ratings.csv --out data/ml-20m
       taufree run dcrec --set dataset=data/ml-20m
     """
-    from taufree.experiments.recommendation.sequences import build_sequences
+    with imports():
+        from taufree.experiments.recommendation.sequences import build_sequences
 
     try:
         made = build_sequences(log, out, user=user, item=item, time=time, core=core)

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn.functional import affine_grid, grid_sample
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
@@ -90,6 +88,10 @@ class Digits(Recipe):
     settings: DigitsSettings
 
     def load(self, data: Path | None) -> None:
+        # Imported here: it takes a second, and wrong settings are refused before.
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
         digits = load_digits()
         images = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
         labels = torch.as_tensor(digits.target)

@@ -1,21 +1,22 @@
-"""Links by the names they have on the command line and in the results."""
+"""Links by the names they have on the command line and in the results.
+
+Torch comes with a link that is made, not with its name: a wrong one is refused before.
+"""
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-
-from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature
+import taufree
 from taufree.util.source import source_digest
 
-NAMED_LINKS: dict[str, Callable[[], Link]] = {
-    "free": LogOdds,
-    "calibrated": CalibratedLogOdds,
-    "learnable": LearnableTemperature,
-}
+if TYPE_CHECKING:
+    from taufree import Link
+
+NAMED_LINKS = {"free": "LogOdds", "calibrated": "CalibratedLogOdds", "learnable": "LearnableTemperature"}
+"""Each with its class of :mod:`taufree`."""
 GAIN = "gain="
 """How the name of a free link with a gain of its own begins."""
 OWN = ":"
@@ -43,9 +44,12 @@ def make_link(name: str) -> Link:
     if OWN in name:
         return _imported(name)
     if name.startswith(GAIN):
-        return LogOdds(float(name.removeprefix(GAIN)))
+        return taufree.LogOdds(float(name.removeprefix(GAIN)))
     tau = temperature_of(name)
-    return NAMED_LINKS[name]() if tau is None else Temperature(tau)
+    if tau is not None:
+        return taufree.Temperature(tau)
+    made: Link = getattr(taufree, NAMED_LINKS[name])()
+    return made
 
 
 def temperature_of(name: str) -> float | None:
@@ -99,16 +103,18 @@ def _canonical(name: str) -> str:
 
 def _imported(name: str) -> Link:
     """A user's own link; ValueError with one sentence for whatever is wrong with it."""
+    import torch
+
     module, _, attribute = name.partition(OWN)
     try:
         made = getattr(importlib.import_module(module), attribute)()
-        if isinstance(made, Link):
+        if isinstance(made, taufree.Link):
             made(torch.zeros(1))
     except Exception as error:  # a user's code may raise anything
         raise ValueError(
             f"links has {name!r}, which must be a class that can be imported, made without arguments "
             f"and called, but gave {type(error).__name__}: {error}."
         ) from error
-    if not isinstance(made, Link):
+    if not isinstance(made, taufree.Link):
         raise ValueError(f"links has {name!r}, which must be a taufree.Link, got {type(made).__name__}.")
     return made

@@ -15,10 +15,13 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from taufree import experiments
-from taufree.experiments.recipe import Recipe
 from taufree.util.source import is_installed
+
+if TYPE_CHECKING:
+    from taufree.experiments.recipe import Recipe
 
 
 def recipe_names() -> list[str]:
@@ -86,6 +89,8 @@ def _own_file(name: str) -> Path:
 
 def _recipe_in(module: ModuleType) -> type[Recipe]:
     """The recipe that the module names ``RECIPE``, or the only one that it defines."""
+    from taufree.experiments.recipe import Recipe  # imports torch; an unknown name is refused before
+
     chosen: list[type[Recipe]] = [
         one
         for one in vars(module).values()

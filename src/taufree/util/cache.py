@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,8 +17,16 @@ T = TypeVar("T")
 
 
 def cache_folder() -> Path:
-    """Where downloads and decoded images are kept; it may be removed at any time."""
-    return Path.home() / ".cache" / "taufree"
+    """Where downloads and decoded images are kept; it may be removed at any time.
+
+    The folder that TAUFREE_CACHE names, or else ``taufree`` in the user's folder for caches, which is
+    XDG_CACHE_HOME or ``~/.cache``.
+    """
+    if own := os.environ.get("TAUFREE_CACHE"):
+        return Path(own).expanduser()
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # A relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "taufree"
 
 
 def cached(path: Path, make: Callable[[Path], object], load: Callable[[Path], T]) -> T:

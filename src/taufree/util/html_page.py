@@ -22,6 +22,7 @@ with needs("taufree[cli]"):
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _CSS = f"""
 *{{box-sizing:border-box}}
+html{{overflow-y:scroll}}
 body{{margin:0;background:#fff;color:#1f2933;font:16px/1.55 {_FONT}}}
 main{{max-width:960px;margin:0 auto;padding:28px 20px 64px;overflow-wrap:break-word}}
 h1{{font-size:1.75rem;line-height:1.2;margin:0 0 .5rem}}
@@ -40,9 +41,18 @@ th{{background:#1f29330b;font-weight:600;min-width:3rem;vertical-align:bottom}}
 th:first-child{{min-width:7rem}}
 .number{{text-align:right}}
 td.number{{white-space:nowrap}}
-tr.highlight td{{background:#ffbf001f;font-weight:600}}
+tr.highlight td,td.highlight{{background:#ffbf001f;font-weight:600}}
+tfoot td{{color:#52606d;font-size:.85rem}}
 figure{{margin:1rem 0}}
-@media(max-width:600px){{main{{padding:18px 14px 48px}}h1{{font-size:1.45rem}}th,td{{padding:.4rem .5rem}}}}
+@media(max-width:600px){{main{{padding:18px 14px 48px}}h1{{font-size:1.45rem}}
+th,td{{padding:.4rem .5rem;overflow-wrap:anywhere}}
+.wide thead{{display:none}}
+.wide table,.wide tbody,.wide tfoot,.wide tr{{display:block}}
+.wide tr{{padding:.4rem 0;border-bottom:1px solid #d9e2ec}}
+.wide td{{display:flex;gap:.6rem;padding:.12rem .6rem;border:0;white-space:normal;text-align:left}}
+.wide td::before{{content:attr(data-column);flex:0 0 8rem;color:#52606d;font-weight:400}}
+.wide td:first-child{{font-weight:600}}
+.wide td:first-child::before,.wide td:empty{{display:none}}}}
 """
 _NUMBER = re.compile(r"[-+\u2212]?[\d.]")
 
@@ -83,46 +93,54 @@ class Page:
         rows: Sequence[Mapping[str, str]],
         *,
         id: str,
-        highlight: Collection[int] = frozenset(),
+        highlight: Collection[int | tuple[int, str]] = frozenset(),
+        footer: Mapping[str, str] | None = None,
         caption: str = "",
     ) -> None:
-        """Add a table that scrolls within its own box, shaded at the right, where the screen is narrower.
+        """Add a table. On a phone, rows of more than two cells are lists of them with their columns' names;
+        on other screens that are narrower than the table, it scrolls within its box, shaded at the right.
 
         Args:
             rows: one mapping of column name to text per row; the columns stand in the order in which they
                 first appear, a missing one is an empty cell, a column of numbers is set flush right.
             id: the table's id in the page.
-            highlight: the numbers of the rows to stress, counted from 0.
+            highlight: the rows to stress, by their numbers from 0, and the cells, by number and column.
+            footer: a last row of remarks, set smaller.
             caption: a sentence below the table.
         """
         self._claim(id)
         columns = list(dict.fromkeys(name for row in rows for name in row))
         numeric = {name for name in columns if all(_NUMBER.match(row.get(name) or "0") for row in rows)}
 
-        def cells(tag: str, texts: Mapping[str, str]) -> str:
-            return "".join(
-                f"<{tag}{' class=number' if name in numeric else ''}>{escape(texts.get(name, ''))}</{tag}>"
-                for name in columns
-            )
+        def cells(row: Mapping[str, str], number: int | None = None) -> str:
+            found = ""
+            for name in columns:
+                kinds = ["number"] * (name in numeric) + ["highlight"] * ((number, name) in highlight)
+                look = f' class="{" ".join(kinds)}"' if kinds else ""
+                found += f'<td{look} data-column="{escape(name)}">{escape(row.get(name, ""))}</td>'
+            return found
 
+        head = "".join(
+            f"<th{' class=number' if name in numeric else ''}>{escape(name)}</th>" for name in columns
+        )
         body = "".join(
-            f"<tr{' class=highlight' if number in highlight else ''}>{cells('td', row)}</tr>"
+            f"<tr{' class=highlight' if number in highlight else ''}>{cells(row, number)}</tr>"
             for number, row in enumerate(rows)
         )
+        foot = f"<tfoot><tr>{cells(footer)}</tr></tfoot>" if footer else ""
         self._blocks.append(
-            f'<figure><div class="scroll"><table id="{escape(id)}">'
-            f"<thead><tr>{cells('th', {name: name for name in columns})}</tr></thead>"
-            f"<tbody>{body}</tbody></table></div>"
+            f'<figure><div class="scroll{" wide" * (len(columns) > 2)}"><table id="{escape(id)}">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}</table></div>"
             + (f"<figcaption>{escape(caption)}</figcaption></figure>" if caption else "</figure>")
         )
 
-    def figure(self, fig: go.Figure, *, id: str, caption: str) -> None:
+    def figure(self, fig: go.Figure, *, id: str, caption: str = "") -> None:
         """Add an interactive figure that follows the screen's width, its legend below the plot.
 
         Args:
             fig: a Plotly figure; it is copied, and the copy gets the page's fonts, margins and legend.
             id: the id of the figure's div.
-            caption: what the figure shows and how to read it.
+            caption: what the figure shows and how to read it, unless a text before it does.
         """
         self._claim(id)
         fig = go.Figure(fig)
@@ -153,7 +171,8 @@ class Page:
             default_width="100%",
             config={"responsive": True, "displayModeBar": False},
         )
-        self._blocks.append(f"<figure>{drawing}<figcaption>{escape(caption)}</figcaption></figure>")
+        below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+        self._blocks.append(f"<figure>{drawing}{below}</figure>")
         self._has_figure = True
 
     def write(self, path: Path) -> Path:

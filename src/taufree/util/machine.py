@@ -1,4 +1,7 @@
-"""Where a run happens: the devices and precisions there are, and what is recorded of machine and software."""
+"""Where a run happens: the devices and precisions there are, and what is recorded of machine and software.
+
+Torch is imported where it is asked: the command line refuses names that do not exist before.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,24 @@ import warnings
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-
-import torch
+from typing import TYPE_CHECKING
 
 from taufree.util.errors import BadInputError
 from taufree.version import __version__
 
+if TYPE_CHECKING:
+    import torch
+
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true")
+
+
+def check_device(device: str, precision: str) -> None:
+    """Raise a :class:`BadInputError` for names of devices and precisions that exist nowhere."""
+    if device not in DEVICES:
+        raise BadInputError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
+    if precision not in PRECISIONS:
+        raise BadInputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
 
 
 def choose_device(device: str, precision: str) -> str:
@@ -25,10 +38,9 @@ def choose_device(device: str, precision: str) -> str:
     >>> choose_device("cpu", "32-true")
     'cpu'
     """
-    if device not in DEVICES:
-        raise BadInputError(f"device must be one of {', '.join(DEVICES)}, got {device!r}.")
-    if precision not in PRECISIONS:
-        raise BadInputError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
+    check_device(device, precision)
+    import torch
+
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     chosen = next(name for name in there if there[name]) if device == "auto" else device
     if not there[chosen]:
@@ -43,6 +55,8 @@ def compiles(device: torch.device) -> bool:
     nor for GPUs of before 2017."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
+    import torch
+
     return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (7, 0)
 
 
@@ -90,6 +104,8 @@ def versions() -> dict[str, str]:
 
 def hardware(device: torch.device) -> dict[str, str | int]:
     """The machine, and what of it was used."""
+    import torch
+
     found: dict[str, str | int] = {
         "device": device.type,
         "cpu": _cpu_name(),

@@ -1,5 +1,7 @@
 """Backbones: torchvision's features, both kinds of strides, and weights that fit or are refused."""
 
+import tarfile
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -71,10 +73,31 @@ def test_weights_that_do_not_fit_name_the_first_key(network, tmp_path):
     assert refused("resnet18", less).endswith("has no layer3.1.bn2.weight.")
     more = {**whole, "layer4.2.conv1.weight": torch.zeros(1)}
     assert "has layer4.2.conv1.weight, which resnet18 has not." in refused("resnet18", more)
-    assert "a state dict, names with tensors" in refused("resnet18", {"epoch": 3, "model": whole})
-    path.write_bytes(b"nothing of the kind")
+    for other in ({"epoch": 3, "weights": whole}, [whole], torch.ones(3), {0: torch.ones(3)}):
+        assert "a state dict, names with tensors" in refused("resnet18", other)
+    broken = {**whole, "bn1.weight": whole["bn1.weight"] / 0}
+    assert "must be finite, but bn1.weight in " in refused("resnet18", broken)
+    quantized = {**whole, "conv1.weight": whole["conv1.weight"].to(torch.int8)}
+    assert refused("resnet18", quantized).endswith("is torch.int8.")
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(__file__)
     with pytest.raises(ValueError, match=r"weights\.pt cannot be read as one \("):
         read_weights("resnet18", str(path))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
+        lambda state: {"model": state, "epoch": 3},
+        lambda state: {f"module.{name}": value for name, value in state.items()},
+        lambda state: {"state_dict": {f"module.{name}": value for name, value in state.items()}},
+    ],
+)
+def test_a_checkpoint_of_training_is_read_as_well(network, tmp_path, wrap):
+    torch.save(wrap(network.state_dict()), tmp_path / "checkpoint.pth.tar")
+    found = read_weights("resnet18", str(tmp_path / "checkpoint.pth.tar"))
+    assert torch.equal(found["layer4.0.conv1.weight"], network.layer4[0].conv1.weight)
 
 
 def test_a_pickle_that_would_run_code_is_not_run(tmp_path):

@@ -64,6 +64,13 @@ def test_tar_files_are_read_without_unpacking(folder, tmp_path):
     assert sorted(path.name for path in packed.iterdir()) == ["train.tar", "val.tar"]
 
 
+def test_the_archive_as_it_is_downloaded_is_to_be_unpacked(tmp_path):
+    (tmp_path / "imagenette2-160").mkdir()
+    (tmp_path / "imagenette2-160" / "imagenette2-160.tgz").touch()
+    with pytest.raises(ValueError, match=r"; imagenette2-160\.tgz is compressed: unpack it\.$"):
+        Imagenette(SimCLRSettings()).check(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_sweep_of_a_folder_with_a_damaged_image_from_the_shell(tmp_path):
     pictures = write_folder(tmp_path / "pictures", 12)

@@ -143,6 +143,10 @@ def test_a_damaged_tar_file_is_named(tmp_path):
     broken.write_bytes(b"nothing of the kind" * 100)
     with pytest.raises(ValueError, match=r"train-0\.tar is damaged or no tar file"):
         find_packed(tmp_path, [broken])
+    with tarfile.open(broken, "w:gz") as tar:  # whose parts cannot be read by their places
+        tar.add(__file__, "imagenette2-160/train/n01440764/a.jpg")
+    with pytest.raises(ValueError, match=r"train-0\.tar is compressed: unpack it\.$"):
+        find_packed(tmp_path, [broken])
     with tarfile.open(broken, "w") as tar:
         tar.add(__file__, "imagenette2-160/train/n01440764/a.txt")
     with pytest.raises(ValueError, match=r"hold no images of train/CLASS/"):

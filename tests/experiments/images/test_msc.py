@@ -195,12 +195,30 @@ def test_what_is_kept_are_the_extremes(cifar):
     training.evaluate()
     recipe = training.recipe
     kept = recipe.keep(training.model)
-    assert kept["thumbnails"].shape == (2, 15, 64, 64, 3)
+    assert recipe._anomalous.sum() == 27  # of 30
+    assert kept["thumbnails"].shape == (2, 24, 64, 64, 3)
     order = np.argsort(recipe._distances.numpy())
+    # Not more than there are normal ones: of 24, a perfect detector too would have 21 on the wrong side.
     assert kept["anomalous"].tolist() == [
-        recipe._anomalous[order[::-1][:15]].tolist(),
-        recipe._anomalous[order[:15]].tolist(),
+        recipe._anomalous[order[::-1][:24]].tolist(),
+        recipe._anomalous[order[:3]].tolist() + [False] * 21,
     ]
+    assert (kept["thumbnails"][1, 3:] == 255).all()
+    assert (kept["thumbnails"][1, :3] != 255).any(axis=(1, 2, 3)).all()
+
+
+def test_a_perfect_detector_has_no_frames(cifar):
+    training = begun(tiny(cifar))
+    training.evaluate()
+    recipe = training.recipe
+    recipe._distances = torch.as_tensor(recipe._anomalous, dtype=torch.float32)
+    assert recipe.keep(training.model)["anomalous"].tolist() == [[True] * 24, [False] * 24]
+
+
+def test_weights_that_are_not_there_are_seen_before_the_runs_begin(tmp_path):
+    with pytest.raises(ValueError, match=r"weights must be imagenet, random or a file, got '.*absent\.pt'"):
+        MSC(MSCSettings(weights=str(tmp_path / "absent.pt"))).check(None)
+    MSC(MSCSettings(weights="random")).check(None)
 
 
 @pytest.mark.slow

@@ -33,7 +33,11 @@ def check(folder, summary):
 
 
 @pytest.mark.parametrize(
-    "layout", ["ratings.csv", "log.tsv", "LOG.TSV", "log.parquet", "u.data", "ratings.dat", "log.tsv.gz"]
+    "layout",
+    [
+        *("ratings.csv", "log.tsv", "LOG.TSV", "log.parquet", "u.data", "ratings.dat", "log.tsv.gz"),
+        *("semicolons.csv", "semicolons.csv.gz", "tabs.csv"),
+    ],
 )
 def test_every_layout_gives_the_same_sequences(tmp_path, layout):
     log, out = tmp_path / layout, tmp_path / "made"
@@ -42,11 +46,19 @@ def test_every_layout_gives_the_same_sequences(tmp_path, layout):
         pl.DataFrame(EVENTS, schema=["user_id", "item_id", "time"], orient="row").write_parquet(log)
     else:
         between = {"ratings.csv": ",", "ratings.dat": "::"}.get(layout, "\t")
+        between = ";" if layout.startswith("semicolons") else between
         head = between.join(("userId", "movieId", "rating", "timestamp")) + "\n"
         lines = "".join(between.join(map(str, row)) + "\n" for row in fields)
         text = (lines if layout in ("u.data", "ratings.dat") else head + lines).encode()
         log.write_bytes(gzip.compress(text) if layout.endswith(".gz") else text)
     check(out, build_sequences(log, out, core=2))
+
+
+def test_a_comma_in_a_name_between_semicolons_separates_nothing(tmp_path):
+    log = tmp_path / "log.csv"
+    rows = "".join(f"{user};{item};{time};a, b, c, d, e\n" for user, item, time in EVENTS)
+    log.write_text('user;item;time;"what, and why"\n' + rows)
+    check(tmp_path / "made", build_sequences(log, tmp_path / "made", core=2))
 
 
 @pytest.mark.parametrize("layout", ["csv", "parquet"])

@@ -5,9 +5,11 @@ import json
 import re
 import statistics
 
+import numpy as np
 import pytest
 
 from taufree.experiments.digits import DigitsSettings
+from taufree.experiments.evaluation.report_arrays import save_arrays
 from taufree.experiments.registry import find_recipe, recipe_names
 from taufree.experiments.report.curves import (
     accuracy_figure,
@@ -16,8 +18,9 @@ from taufree.experiments.report.curves import (
     final_temperature,
     link_colours,
 )
-from taufree.experiments.report.page import MAX_METRIC_COLUMNS, result_table, table_rows, write_report
-from taufree.experiments.training.run import Run
+from taufree.experiments.report.page import write_report
+from taufree.experiments.report.tables import MAX_METRIC_COLUMNS, result_table, table_rows
+from taufree.experiments.training.run import Run, run_slug
 from taufree.experiments.training.trainer import train
 from tests.support.paths import ROOT
 
@@ -69,6 +72,51 @@ def test_the_page_as_a_browser_shows_it(lines, tmp_path):
         assert row[3] == "2"
     assert "free minus tau" in dom
     assert ["epochs", "2"] in cells(dom, "facts")
+    assert browser().overflow(tmp_path / "report.html", 375) == 0
+
+
+def test_the_settings_say_when_and_on_what_the_runs_were(lines, tmp_path):
+    def facts(some, **options):
+        page = write_report(some, tmp_path / "report.html", **options).read_text()
+        return dict(row for row in cells(page, "facts") if len(row) == 2)
+
+    found = facts(lines, preset="quick", data=tmp_path)
+    day = lines[0]["date"]
+    assert (found["recipe"], found["date"], found["preset"]) == ("digits", day, "quick")
+    assert (found["data"], found["seeds"]) == (str(tmp_path), "0, 1")
+    found = facts([{**lines[0], "date": "2020-01-31"}, *lines[1:]])
+    assert found["date"] == f"2020-01-31 to {day}"
+    assert found["data"].startswith("scikit-learn brings them")
+    assert "preset" not in found
+
+
+def test_one_text_explains_the_figures_of_all_metrics(lines, tmp_path):
+    page = write_report(lines, tmp_path / "report.html").read_text()
+    assert {"accuracy-knn", "accuracy-linear"} <= set(re.findall(r'<div id="([a-z-]+)"', page))
+    assert page.count("The line across is the free link") == 1
+    early = [{**line, "curves": {**line["curves"], "loss": line["curves"]["loss"][:1]}} for line in lines[:1]]
+    assert "Some runs ended earlier" not in page
+    assert "Some runs ended earlier" in write_report(early + lines[1:], tmp_path / "report.html").read_text()
+
+
+def test_pictures_of_a_short_training_say_so(lines, tmp_path):
+    def page(epochs):
+        run = {**lines[LINKS.index("free")], "settings": {"epochs": epochs}}
+        slug = run_slug(run["recipe"], run["link"], run["seed"], run["settings"])
+        random = np.random.default_rng(0)
+        arrays = {
+            "features": random.normal(size=(12, 4)),
+            "labels": np.arange(12) % 2,
+            "classes": np.array(["a", "b"]),
+            "thumbnails": np.zeros((2, 3, 64, 64, 3), np.uint8),
+            "thumbnail_labels": np.zeros((2, 3), int),
+        }
+        save_arrays(tmp_path / "embeddings" / f"{slug}.npz", arrays)
+        return write_report([run], tmp_path / "report.html").read_text()
+
+    assert "after 2 epochs. That is fewer than 100: the pictures show networks" in page(2)
+    assert "after 1 epoch. That is fewer" in page(1)
+    assert "after 100 epochs.</p>" in page(100)
 
 
 def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(lines):
@@ -88,19 +136,34 @@ def test_notes_mark_free_the_best_temperature_and_where_the_learnable_one_ended(
 
 
 def test_links_have_the_columns_where_metrics_are_many(lines):
-    rows, stressed = result_table(lines)
+    table = result_table(lines)
+    rows, stressed = table.rows, table.stressed
     assert rows == table_rows(lines)
+    assert table.notes == {}
     assert [row["link"] for row in rows if row["note"].startswith(("no temp", "best tau"))] == [
         rows[number]["link"] for number in sorted(stressed)
     ]
 
     more = {f"metric{number}": float(number) for number in range(MAX_METRIC_COLUMNS)}
-    wide = [{**line, "metrics": {**line["metrics"], **more}} for line in lines]
-    turned, stressed = result_table(wide)
+    wide = [
+        {**line, "metrics": {**line["metrics"], **more, "metric3": float(line["link"] == "1")}}
+        for line in lines
+    ]
+    table = result_table(wide)
+    turned, stressed = table.rows, table.stressed
     assert list(turned[0]) == ["metric", "free", "tau 0.1", "tau 1", "calibrated", "learnable tau"]
     assert [row["metric"] for row in turned] == ["knn", "linear", *more, "seeds", "seconds"]
     assert turned[0]["tau 1"] == next(row["knn"] for row in rows if row["link"] == "tau 1")
-    assert stressed == set()
+    # The marks that rows have otherwise: free, the best temperature of each metric, where a link ended.
+    metrics = [row["metric"] for row in turned]
+    assert {(metrics.index(name), "free") for name in ("knn", "metric0")} <= stressed
+    assert [column for number, column in stressed if number == metrics.index("metric3")] != ["free"]
+    assert (metrics.index("metric3"), "tau 1") in stressed
+    assert (metrics.index("metric3"), "tau 0.1") not in stressed
+    assert all(number < len(metrics) - 2 for number, _ in stressed)  # seeds and seconds have no best
+    assert table.notes["free"] == "no temperature"
+    assert table.notes["tau 1"] == "best tau"
+    assert table.notes["learnable tau"] == next(row["note"] for row in rows if row["link"] == "learnable tau")
 
 
 def test_the_page_says_what_the_recipe_compares(lines, tmp_path):

@@ -2,7 +2,8 @@
 
 import json
 
-from taufree.experiments.report.page import result_table, table_rows, write_report
+from taufree.experiments.report.page import write_report
+from taufree.experiments.report.tables import result_table, table_rows
 from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
 from tests.support.paths import ROOT
 
@@ -14,7 +15,7 @@ def lines_of(name):
 def test_a_quick_run_has_no_verdict_and_says_why(tmp_path):
     lines = lines_of("digits")
     assert verdicts(lines, quick=True) == [NO_VERDICT]
-    page = write_report(lines, tmp_path / "report.html", quick=True).read_text()
+    page = write_report(lines, tmp_path / "report.html", preset="quick").read_text()
     assert NO_VERDICT in page
     assert "free minus tau" not in page
     assert NO_VERDICT not in write_report(lines, tmp_path / "report.html").read_text()
@@ -39,7 +40,7 @@ def test_the_figure_that_chooses_the_epoch_is_no_result():
     metrics = {sentence.split(":")[0] for sentence in verdicts(lines)}
     assert metrics == set(lines[0]["metrics"]) - {"choice"}
     assert not any("choice" in row["note"] for row in table_rows(lines))
-    assert any(row["metric"] == "choice" for row in result_table(lines)[0])  # it is shown
+    assert any(row["metric"] == "choice" for row in result_table(lines).rows)  # it is shown
 
 
 def test_the_table_and_the_sentence_agree_where_seeds_are_uneven():

@@ -15,7 +15,9 @@ from rich.console import Console
 import taufree
 from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.registry import find_recipe
-from taufree.experiments.sweep.driver import sweep
+from taufree.experiments.sweep import driver
+from taufree.experiments.sweep.driver import Display, sweep
+from taufree.experiments.sweep.local import Event
 from taufree.experiments.sweep.results import KEYS, OBJECTS
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
@@ -124,6 +126,34 @@ def test_results_of_another_version_of_taufree_are_named(tmp_path):
     log = io.StringIO()
     sweep(runs[1:2], tmp_path, console=Console(file=log, width=500))
     assert log.getvalue().strip().endswith("they are not run again.")
+
+
+def test_a_file_gets_lines_and_no_bars(monkeypatch):
+    run = Run("digits", "free", 0, DigitsSettings(epochs=2))
+    events = [
+        Event(run, "begun"),
+        Event(run, "note", "An image is damaged."),
+        Event(run, "epoch", (1, 2.5)),
+        Event(run, "epoch", (2, 2.25)),
+        Event(run, "done", {"metrics": {"knn": 90.0}, "seconds": 3.0}),
+    ]
+
+    def shown(**options):
+        log = io.StringIO()
+        with Display([run], Console(file=log, width=200, **options)) as display:
+            for event in events:
+                display.show(event)
+        return log.getvalue()
+
+    assert shown().splitlines() == ["An image is damaged.", "free, seed 0: knn 90.00 (3.0 s)"]
+    monkeypatch.setattr(driver, "SECONDS_BETWEEN_LINES", 0.0)
+    epochs = [
+        f"free, seed 0: epoch {epoch} of 2, loss {loss}" for epoch, loss in ((1, "2.500"), (2, "2.250"))
+    ]
+    assert shown().splitlines()[1:-1] == epochs
+    terminal = shown(force_terminal=True, _environ={"TERM": "xterm"})
+    assert "all runs, epochs" in terminal
+    assert "epoch 1 of 2" not in terminal
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ Arrays of a run, in ``embeddings/<slug>.npz`` beside the results:
   each row, with ``thumbnail_labels``.
 
 An anomaly detector keeps instead ``thumbnails`` [2, EXTREME_COUNT, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3], the
-highest and the lowest scores, and whether they are ``anomalous``.
+highest and the lowest scores, and whether they are ``anomalous``; fewer where there are fewer images
+of either kind.
 """
 
 from __future__ import annotations

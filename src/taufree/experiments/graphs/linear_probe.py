@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from sklearn.metrics import f1_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -84,5 +83,7 @@ def f1_scores(predictions: Tensor, labels: Tensor, split: Split) -> tuple[float,
     right = (predictions[:, split.validation] == labels[split.validation]).sum(1)
     chosen = predictions[int(right.argmax())][split.test].numpy()
     truth = labels[split.test].numpy()
+    from sklearn.metrics import f1_score  # takes a second, and wrong settings are refused before
+
     micro, macro = (100 * float(f1_score(truth, chosen, average=kind)) for kind in ("micro", "macro"))
     return micro, macro

@@ -12,15 +12,19 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree.util.cache import cache_folder, download
-from taufree.util.optional import needs
+from taufree.util.optional import require
 
-with needs("taufree[images]"):
-    from torchvision import models
+require(
+    "torchvision", "taufree[images]"
+)  # takes a second, so it is imported after wrong settings are refused
 
 Backbone = Literal["resnet152", "resnet50", "resnet18", "resnet50-v1"]
 """torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the
 other, but halves the resolution in the 1 x 1 convolution at a layer's entry, where torchvision does it in the
 3 x 3 one: a file of weights fits both, so the user must name the right one."""
+
+WRAPPER = "module."
+"""What DataParallel and DDP put in front of all names."""
 
 
 def make_backbone(name: str) -> nn.Module:
@@ -29,6 +33,8 @@ def make_backbone(name: str) -> nn.Module:
     >>> make_backbone("resnet50-v1").layer3[0].conv1.stride
     (2, 2)
     """
+    from torchvision import models
+
     network: Any = getattr(models, name.removesuffix("-v1"))(weights=None)
     network.fc = nn.Identity()
     if name.endswith("-v1"):
@@ -44,14 +50,22 @@ def read_weights(name: str, source: str) -> dict[str, Tensor] | None:
     Args:
         name: which network.
         source: "imagenet", torchvision's weights (its first ones, of 2016), downloaded if need be; "random",
-            which gives None; or else a file, ``.safetensors`` or what ``torch.save`` makes of a state dict.
+            which gives None; or else a file, ``.safetensors`` or what ``torch.save`` makes of a state dict,
+            also in a checkpoint as its "state_dict" or "model", and with the "module." of DDP in front.
 
     Raises ValueError with one sentence where they cannot be had or do not fit.
     """
+    check_weights(source)
     if source == "random":
         return None
     state = _download(name) if source == "imagenet" else _read(Path(source))
     return _fitting(name, source, state)
+
+
+def check_weights(source: str) -> None:
+    """Raise a ValueError if ``source`` of :func:`read_weights` is a file that is not there."""
+    if source not in ("imagenet", "random") and not Path(source).is_file():
+        raise ValueError(f"weights must be imagenet, random or a file, got {source!r}, which is no file.")
 
 
 class Half(nn.Sequential):
@@ -102,6 +116,8 @@ class HalfFrozen(nn.Module):
 def _download(name: str) -> dict[str, Tensor]:
     if name.endswith("-v1"):
         raise ValueError(f"weights must be a file or random for the backbone {name}, got 'imagenet'.")
+    from torchvision import models
+
     url: str = models.get_model_weights(name).IMAGENET1K_V1.url
     file = url.rpartition("/")[2]
     digest = Path(file).stem.rpartition("-")[2]  # torchvision's names end with the beginning of the digest
@@ -115,8 +131,6 @@ def _download(name: str) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"weights must be imagenet, random or a file, got {str(path)!r}, which is no file.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -126,7 +140,12 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"weights must be a safetensors file or a saved state dict, but {path} cannot be read as one "
             f"({type(error).__name__})."
         ) from error
-    if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
+    for inner in ("state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(inner), Mapping):
+            state = state[inner]
+    if not isinstance(state, Mapping) or not all(
+        isinstance(key, str) and isinstance(one, Tensor) for key, one in state.items()
+    ):
         raise ValueError(f"weights must be a state dict, names with tensors, but {path} holds another thing.")
     return dict(state)
 
@@ -135,6 +154,8 @@ def _fitting(name: str, source: str, state: Mapping[str, Tensor]) -> dict[str, T
     """The tensors that the backbone needs, in its own types; a classifier's are left out."""
     fitting = {}
     needed = make_backbone(name).state_dict()
+    if state and all(key.startswith(WRAPPER) for key in state):
+        state = {key.removeprefix(WRAPPER): one for key, one in state.items()}
     for key, own in needed.items():
         if key not in state:
             if key.endswith("num_batches_tracked"):  # old files lack it, and evaluation mode does not use it
@@ -146,7 +167,11 @@ def _fitting(name: str, source: str, state: Mapping[str, Tensor]) -> dict[str, T
                 f"weights must fit {name}, whose {key} is {list(own.shape)}, but in {source} it is "
                 f"{list(state[key].shape)}."
             )
+        if own.is_floating_point() and not state[key].is_floating_point():
+            raise ValueError(f"weights must be floats, but {key} in {source} is {state[key].dtype}.")
         fitting[key] = state[key].to(own.dtype)
+        if not fitting[key].isfinite().all():
+            raise ValueError(f"weights must be finite, but {key} in {source} has NaN or infinite ones.")
     if extra := [key for key in state if key not in needed and not key.startswith("fc.")]:
         raise ValueError(f"weights must fit {name}, but {source} has {extra[0]}, which {name} has not.")
     return fitting

@@ -65,8 +65,10 @@ def _check_folder(folder: Path) -> list[Path]:
         )
     tars = sorted(folder.glob("*.tar"))
     if not tars and not ((folder / "train").is_dir() and (folder / "val").is_dir()):
+        packed = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".tgz", ".gz")]
+        hint = f"; {packed[0]} is compressed: unpack it" if packed else ""
         raise ValueError(
-            f"{folder} must hold train and val with a folder for each class, or tar files of them."
+            f"{folder} must hold train and val with a folder for each class, or tar files of them{hint}."
         )
     return tars
 

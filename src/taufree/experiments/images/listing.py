@@ -13,6 +13,8 @@ import numpy as np
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 IMAGES_PER_HELD_OUT = 5
 """One image in so many is for validation, where a folder does not say which."""
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""How files begin that gzip, bzip2, xz or zstd has made."""
 _Place = tuple[Path, str, int, int]
 
 
@@ -133,10 +135,13 @@ def find_packed(folder: Path, tars: Sequence[Path]) -> Listing:
     parts: dict[str, dict[str, list[_Place]]] = {"train": {}, "val": {}}
     for path in sorted(tars):
         try:
-            with tarfile.open(path) as tar:
+            with tarfile.open(path, "r:") as tar:  # a compressed one has no places to read from
                 members = [one for one in tar.getmembers() if one.isfile()]
         except (tarfile.TarError, EOFError) as error:
-            raise ValueError(f"{path} is damaged or no tar file ({error}).") from error
+            with path.open("rb") as file:
+                compressed = file.read(6).startswith(COMPRESSED)
+            why = "is compressed: unpack it" if compressed else f"is damaged or no tar file ({error})"
+            raise ValueError(f"{path} {why}.") from error
         for member in members:
             names = Path(member.name).parts
             if len(names) >= 3 and names[-3] in parts and Path(member.name).suffix.lower() in SUFFIXES:

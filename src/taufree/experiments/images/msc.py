@@ -16,15 +16,20 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree import Link
 from taufree.experiments.evaluation.knn_and_linear import knn_distance
 from taufree.experiments.evaluation.pair_statistics import observe_views
-from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT
-from taufree.experiments.images.backbones import Backbone, HalfFrozen, make_backbone, read_weights
+from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT, THUMBNAIL_SIDE
+from taufree.experiments.images.backbones import (
+    Backbone,
+    HalfFrozen,
+    check_weights,
+    make_backbone,
+    read_weights,
+)
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import DecodedImages, from_arrays, load_images
 from taufree.experiments.images.image_recipe import ImageRecipe, ViewSettings
@@ -115,6 +120,10 @@ class MSC(ImageRecipe):
                 f"the {len(tested)} test images must be normal and anomalous ones, but are all of one kind."
             )
 
+    def check(self, data: Path | None) -> None:
+        super().check(data)
+        check_weights(self.settings.weights)
+
     def content(self, data: Path | None) -> str | None:
         return None if data is None or _holds_cifar10(data) else self._listing(data).fingerprint()
 
@@ -190,14 +199,21 @@ class MSC(ImageRecipe):
         return {"auc": auc, "gain": auc - self._untrained}
 
     def keep(self, model: nn.Module) -> dict[str, NDArray[Any]]:
-        """The test images with the highest and those with the lowest scores."""
+        """The test images with the highest and those with the lowest scores.
+
+        Not more than there are anomalous and normal ones: further images would be on the wrong side of a
+        perfect detector too. The shorter row is filled up with white ones.
+        """
         order = self._distances.argsort(descending=True, stable=True).cpu()
-        count = min(EXTREME_COUNT, len(order) // 2)
-        rows = torch.stack([order[:count], order.flip(0)[:count]])
-        return {
-            "thumbnails": self.thumbnails(rows + self.images.training),
-            "anomalous": self._anomalous[rows.numpy()],
-        }
+        high, low = (min(EXTREME_COUNT, int(kind.sum())) for kind in (self._anomalous, ~self._anomalous))
+        count = max(high, low)
+        rows = [order[:high], order.flip(0)[:low]]
+        thumbnails = np.full((2, count, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), 255, np.uint8)
+        anomalous = np.repeat([[True], [False]], count, axis=1)
+        for i, row in enumerate(rows):
+            thumbnails[i, : len(row)] = self.thumbnails(row + self.images.training)
+            anomalous[i, : len(row)] = self._anomalous[row.numpy()]
+        return {"thumbnails": thumbnails, "anomalous": anomalous}
 
     def scores(self, model: nn.Module) -> list[dict[str, Any]]:
         """The test images, the most anomalous first."""
@@ -212,6 +228,8 @@ class MSC(ImageRecipe):
         return sorted(rows, key=lambda row: -row["score"])
 
     def _auc(self, distances: Tensor) -> float:
+        from sklearn.metrics import roc_auc_score  # takes a second, and wrong settings are refused before
+
         return 100 * float(roc_auc_score(self._anomalous, distances.cpu().numpy()))
 
 

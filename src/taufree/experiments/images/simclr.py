@@ -25,10 +25,11 @@ from taufree.experiments.evaluation.report_arrays import MAP_POINTS, NEIGHBOUR_C
 from taufree.experiments.images.image_recipe import ImageRecipe, ViewSettings
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
-from taufree.util.optional import needs
+from taufree.util.optional import require
 
-with needs("taufree[images]"):
-    from torchvision.models import resnet18
+require(
+    "torchvision", "taufree[images]"
+)  # takes a second, so it is imported after wrong settings are refused
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class SimCLREncoder(nn.Module):
 
     def __init__(self, *, small_stem: bool, projection: int = 128) -> None:
         super().__init__()
+        from torchvision.models import resnet18
+
         self.backbone = resnet18(weights=None)
         self.backbone.fc = nn.Identity()
         if small_stem:

@@ -54,7 +54,8 @@ def build_sequences(
     """Write ``out/NAME.train.inter`` and ``out/NAME.test.inter``, with NAME that of the folder.
 
     Args:
-        log: MovieLens's ``ratings.csv``, ``ratings.dat`` or ``u.data``, or any CSV, TSV or Parquet file.
+        log: MovieLens's ``ratings.csv``, ``ratings.dat`` or ``u.data``, or any CSV, TSV or Parquet file; a
+            CSV may have commas, semicolons or tabs.
         user, item, time: names of the columns; None stands for the usual ones.
         core: users and items have at least so many interactions; users at least three in any case.
 
@@ -138,11 +139,19 @@ def _read(log: Path) -> tuple[pl.DataFrame, int]:
             return table.select(*names).rename(names), 1
         if kind == ".data":
             return pl.read_csv(log, separator="\t", has_header=False, new_columns=old, **options), 1
-        separator = "\t" if kind == ".tsv" else ","
+        separator = "\t" if kind == ".tsv" else _separator(log, options)
         return pl.read_csv(log, separator=separator, **options), 2
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"{log} cannot be read as a table: {reason}.") from error
+
+
+def _separator(log: Path, options: dict[str, Any]) -> str:
+    """What stands between the names of the columns: commas or, where there are more of them, semicolons, as
+    spreadsheets write where numbers have decimal commas, or tabs."""
+    # Read by polars, which unpacks: a separator that no text has leaves the line whole.
+    first = pl.read_csv(log, has_header=False, n_rows=1, separator="\1", quote_char=None, **options)
+    return max(",;\t", key=first.item().count)
 
 
 def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:

@@ -5,72 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 
-from taufree.experiments.evaluation.report_arrays import Arrays, load_arrays
+from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT, Arrays, load_arrays
 from taufree.experiments.link_names import describe
 from taufree.experiments.registry import find_recipe
-from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature
+from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure
 from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
-from taufree.experiments.report.statistics import best_temperature, common_seeds, spreads
+from taufree.experiments.report.statistics import best_temperature
+from taufree.experiments.report.tables import metrics_of, result_table
 from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
 from taufree.experiments.sweep.results import Line
 from taufree.experiments.training.run import run_slug
 from taufree.util.html_page import Page
 
-MAX_METRIC_COLUMNS = 6  # metrics beside each other
+PICTURE_EPOCHS = 100
+"""A page says of pictures of networks with a shorter training that it was short."""
 
 
-def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """The result table, a row per link: mean ± std of every metric, seeds, seconds a run, what stands out."""
-    found, metrics = spreads(lines), _metrics(lines)
-    criterion = find_recipe(lines[0]["recipe"]).select_by
-    best = {metric: best_temperature(lines, metric) for metric in metrics if metric != criterion}
-    rows = []
-    for link, of_link in found.items():
-        leads = [metric for metric, tau in best.items() if tau == link]
-        note = f"best tau{_of_some_seeds(lines, leads[0])}: {', '.join(leads)}" if leads else ""
-        ended = {"calibrated": "ended like", "learnable": "ended at"}.get(link)
-        if link == "free":
-            note = "no temperature"
-        elif ended and (tau := final_temperature(lines, link)) is not None:
-            note = f"{ended} tau {tau:.3f}"
-        figures = {metric: str(of_link.get(metric, "-")) for metric in metrics}
-        seconds = [line["seconds"] for line in lines if line["link"] == link]
-        counts = {"seeds": str(len(seconds)), "seconds": f"{mean(seconds):.1f}"}
-        rows.append({"link": describe(link), **figures, **counts, "note": note})
-    return rows
-
-
-def result_table(lines: Sequence[Line]) -> tuple[list[dict[str, str]], set[int]]:
-    """:func:`table_rows` as it is shown, and the rows to stress: free and the best temperatures.
-
-    Where the metrics are too many to stand beside each other, links have the columns, without notes.
-    """
-    rows = table_rows(lines)
-    if len(_metrics(lines)) <= MAX_METRIC_COLUMNS:
-        return rows, {i for i, row in enumerate(rows) if row["link"] == "free" or "best tau" in row["note"]}
-    names = [name for name in rows[0] if name not in ("link", "note")]
-    return [{"metric": name, **{row["link"]: row[name] for row in rows}} for name in names], set()
-
-
-def _of_some_seeds(lines: Sequence[Line], metric: str) -> str:
-    """On how many seeds temperatures are compared, if some of them or free have more."""
-    compared = len(common_seeds(lines, metric))
-    most = max(found[metric].seeds for found in spreads(lines).values() if metric in found)
-    return "" if compared == most else f" of {compared} common seed{'s' * (compared > 1)}"
-
-
-def _metrics(lines: Sequence[Line]) -> list[str]:
-    """Those that any line has."""
-    return list(dict.fromkeys(metric for line in lines for metric in line["metrics"]))
-
-
-def write_report(lines: Sequence[Line], path: Path, *, quick: bool = False) -> Path:
+def write_report(
+    lines: Sequence[Line], path: Path, *, preset: str | None = None, data: Path | None = None
+) -> Path:
     """Write the page of one sweep (one recipe, one choice of settings) and return its path.
 
     Args:
-        quick: the runs are those of the preset "quick", which have no verdict.
+        preset: the preset of the runs, if it is known; those of "quick" have no verdict.
+        data: the folder of the data, if the user gave one.
     """
     recipe = find_recipe(lines[0]["recipe"])
     links = len({line["link"] for line in lines})
@@ -89,25 +48,28 @@ def write_report(lines: Sequence[Line], path: Path, *, quick: bool = False) -> P
         "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, "
         "the calibrated one stretches the free link by a gain that it measures on the negative pairs."
     )
-    rows, stressed = result_table(lines)
+    table = result_table(lines)
     page.heading("Results")
     page.table(
-        rows,
+        table.rows,
         id="results",
-        highlight=stressed,
-        caption="Mean ± standard deviation over seeds, higher is better; seconds are those of a run, "
-        "of which the first also loads the libraries. "
+        highlight=table.stressed,
+        footer=table.notes,
+        caption="Mean ± standard deviation over seeds, higher is better; free and the best temperature of "
+        "each metric are marked; seconds are those of a run, of which the first also loads the libraries. "
         + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
     )
-    _verdicts(page, verdicts(lines, quick=quick))
-    metrics = [metric for metric in recipe.metrics if metric in _metrics(lines)]
+    _verdicts(page, verdicts(lines, quick=preset == "quick"))
+    metrics = [metric for metric in recipe.metrics if metric in metrics_of(lines)]
     _accuracy(page, lines, metrics)
     _training(page, lines, metrics)
     _cosines(page, lines)
     _embeddings(page, lines, next(iter(recipe.metrics)), path.parent / "embeddings")
     page.heading("How this was made")
     page.table(
-        _facts(lines[-1]), id="facts", caption="Settings, software and machine of the newest run shown here."
+        [*_origin(lines, preset, data), *_facts(lines[-1])],
+        id="facts",
+        caption="Settings, software and machine are those of the newest run shown here.",
     )
     return page.write(path)
 
@@ -133,33 +95,31 @@ def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
     if {line["link"] for line in lines} == {"free"}:  # a line across, with nothing to compare it with
         return
     page.heading("How much the temperature matters")
+    page.text(
+        "Each metric by temperature, bars of one standard deviation. The line across is the free link, which "
+        "has no temperature: below it a temperature did worse, above it better. A diamond is a link that "
+        "found its own, or has another gain, drawn at the temperature that it ended with for unrelated "
+        "pairs, whose cosines are near 0."
+    )
     for metric in metrics:
-        page.figure(
-            accuracy_figure(lines, metric),
-            id=f"accuracy-{metric}",
-            caption=f"{metric} by temperature, bars of one standard deviation. The line across is the free "
-            "link, which has no temperature: below it a temperature did worse, above it better. "
-            "A diamond is a link that found its own, or has another gain, drawn at the temperature that it "
-            "ended with for unrelated pairs, whose cosines are near 0.",
-        )
+        page.figure(accuracy_figure(lines, metric), id=f"accuracy-{metric}")
 
 
 def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
     page.heading("What happened during training")
 
-    def draw(curves: dict[str, str], title: str, id: str, caption: str, log: bool = False) -> None:
+    lengths = {len(line["curves"].get("loss", ())) for line in lines}
+    ended = " Some runs ended earlier than others: from there on, a curve is the mean of those that went on."
+    page.text(f"Curves are the mean over seeds, epoch by epoch.{ended * (len(lengths) > 1)}")
+
+    def draw(curves: dict[str, str], title: str, id: str, caption: str = "", log: bool = False) -> None:
         """The curves that all lines have: a line of an older version of a recipe may be without one."""
         figure = curve_figure(lines, curves, title, log=log)
         if figure.data:
             page.figure(figure, id=id, caption=caption)
 
     for metric in metrics:
-        draw(
-            {metric: "solid"},
-            metric,
-            id=f"curve-{metric}",
-            caption=f"{metric} after each epoch, the mean over seeds.",
-        )
+        draw({metric: "solid"}, metric, id=f"curve-{metric}")
     draw(
         {"loss": "solid"},
         "loss",
@@ -215,19 +175,25 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
 
 def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) -> None:
     """The free link and the best temperature, if their first seed left something to show."""
-    shown = {}
+    shown, epochs = {}, 0
     for line in lines:
         if line["seed"] == 0 and line["link"] in ("free", best_temperature(lines, metric)):
             slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
             if arrays := load_arrays(folder / f"{slug}.npz"):
                 shown[line["link"]] = arrays
+                epochs = line["settings"]["epochs"]
     if not shown:
         return
+    trained = f"after {epochs} epoch{'s' * (epochs != 1)}"
     if all("anomalous" in arrays for arrays in shown.values()):
-        _extremes(page, shown)
+        _extremes(page, shown, trained)
         return
     page.heading("What the network finds similar")
-    page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
+    short = f" That is fewer than {PICTURE_EPOCHS}: the pictures show networks that still change much."
+    page.text(
+        "The networks of the first seed: the free link and the temperature with the best "
+        f"{metric}, {trained}.{short * (epochs < PICTURE_EPOCHS)}"
+    )
     for number, (link, arrays) in enumerate(shown.items()):
         page.figure(
             map_figure(arrays),
@@ -245,16 +211,35 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
         )
 
 
-def _extremes(page: Page, shown: Mapping[str, Arrays]) -> None:
+def _extremes(page: Page, shown: Mapping[str, Arrays], trained: str) -> None:
     page.heading("What the network finds normal")
-    page.text("The networks of the first seed. Every test image's score is in a file of the folder scores.")
+    page.text(
+        f"The networks of the first seed, {trained}. Every test image's score is in a file of the folder "
+        "scores."
+    )
     for number, (link, arrays) in enumerate(shown.items()):
         page.figure(
             extreme_figure(arrays),
             id=f"extremes-{number}",
             caption=f"{describe(link)}: the test images with the highest scores, the most anomalous, and "
-            "those with the lowest. A red frame is on the wrong side: a normal image above, another below.",
+            f"those with the lowest, {EXTREME_COUNT} of each at most, and not more than there are anomalous "
+            "and normal ones. A red frame is on the wrong side: a normal image above, another below.",
         )
+
+
+def _origin(lines: Sequence[Line], preset: str | None, data: Path | None) -> list[dict[str, str]]:
+    """What the runs have in common beside their settings: when, on what, how many."""
+    recipe = find_recipe(lines[0]["recipe"])
+    days = sorted({str(line["date"]) for line in lines})
+    seeds = sorted({line["seed"] for line in lines})
+    found = {
+        "recipe": recipe.name,
+        "date": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+        "data": recipe.data_source if data is None else str(data),
+        "preset": preset,
+        "seeds": ", ".join(map(str, seeds)),
+    }
+    return [{"what": name, "value": value} for name, value in found.items() if value is not None]
 
 
 def _facts(line: Line) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import LINK_SOURCE, Run, check_data, run_key, share_contents
 from taufree.util.errors import BadInputError
+
+SECONDS_BETWEEN_LINES = 60.0
+"""Between two lines of a run under way, where there are no bars."""
 
 
 @dataclass
@@ -163,7 +167,10 @@ def _help(runs: Sequence[Run], checkpoints: Path, every: float) -> Outcome:
 
 
 class Display:
-    """One bar for the sweep, one line for each run under way, and one that stays for each run done."""
+    """One bar for the sweep, one line for each run under way, and one that stays for each run done.
+
+    In a file or a pipe there are no bars: lines say now and then where a run is.
+    """
 
     def __init__(self, runs: Sequence[Run], console: Console) -> None:
         self._console = console
@@ -180,15 +187,17 @@ class Display:
         self._tasks: dict[Run, TaskID] = {}
         self._epochs: dict[Run, int] = {}
         self._noted: set[str] = set()
-        self._hide = not runs
+        self._bars = console.is_interactive and bool(runs)
+        self._next_line: dict[Run, float] = {}
 
     def __enter__(self) -> Display:
-        if not self._hide:
+        if self._bars:
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._bars:
+            self._progress.stop()
 
     def show(self, event: Event) -> None:
         """Bring the display up to date."""
@@ -203,6 +212,8 @@ class Display:
             epoch, loss = event.value
             self._advance(run, epoch)
             self._progress.update(self._tasks[run], completed=epoch, description=f"{name}: loss {loss:.3f}")
+            if not self._bars:
+                self._say_where(run, f"{name}: epoch {epoch} of {run.settings.epochs}, loss {loss:.3f}")
         else:
             self._advance(run, run.settings.epochs)
             self._progress.remove_task(self._tasks.pop(run))
@@ -217,6 +228,13 @@ class Display:
                 self._progress.console.print(
                     f"{name} failed: {event.value}", style="red", markup=False, soft_wrap=True
                 )
+
+    def _say_where(self, run: Run, line: str) -> None:
+        """Print the line unless the run's last one, or its beginning, was a moment ago."""
+        now = time.monotonic()
+        if now >= self._next_line.setdefault(run, now + SECONDS_BETWEEN_LINES):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._next_line[run] = now + SECONDS_BETWEEN_LINES
 
     def _advance(self, run: Run, epoch: int) -> None:
         self._progress.advance(self._all, epoch - self._epochs.get(run, 0))

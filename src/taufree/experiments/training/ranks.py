@@ -12,16 +12,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from taufree.experiments.recipe import Recipe
 from taufree.experiments.settings import BatchSettings, Settings
 from taufree.util.errors import BadInputError
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+    from torch import Tensor
 
+    from taufree.experiments.recipe import Recipe
     from taufree.experiments.training.run import Run
 
 FIRST_RANK_SECONDS = 5.0
@@ -63,6 +61,8 @@ def check(recipe: type[Recipe], settings: Settings, device: str, jobs: int) -> N
         )
     if device == "mps":
         raise BadInputError("device mps cannot train over ranks, use --device cpu.")
+    import torch  # the command line asks for the rank before it needs torch
+
     if device == "cuda" and torch.cuda.device_count() < here():
         raise BadInputError(
             f"{here()} ranks on this machine need as many GPUs, PyTorch sees {torch.cuda.device_count()}; "
@@ -97,6 +97,7 @@ def own_rows(batch: Sequence[Tensor], rank: int, world: int) -> tuple[Tensor, ..
     N is the length of the first tensor. One of k N rows holds k views, one after the other, and the share is
     of each of them. Shares differ by a row where N cannot be divided.
 
+    >>> import torch
     >>> [x.tolist() for x in own_rows((torch.arange(3), torch.arange(6)), 1, 2)]
     [[1, 2], [1, 2, 4, 5]]
     """
