@@ -42,7 +42,8 @@ def recalls(images: Tensor, texts: Tensor, owner: Tensor) -> dict[str, float]:
 def _ranks(queries: Tensor, query_owner: Tensor, candidates: Tensor, owner: Tensor) -> Tensor:
     """The rank [Q] of each query's nearest right candidate: 1, and 1 more for each wrong one as near."""
     found = []
-    for rows, mine in zip(queries.split(ROWS_PER_CHUNK), query_owner.split(ROWS_PER_CHUNK), strict=True):
+    chunks = (torch.split(part, ROWS_PER_CHUNK) for part in (queries, query_owner))
+    for rows, mine in zip(*chunks, strict=True):
         cosine, right = rows @ candidates.T, mine[:, None] == owner
         best = cosine.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         found.append(1 + ((cosine >= best) & ~right).sum(1))

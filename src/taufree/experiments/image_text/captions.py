@@ -99,42 +99,43 @@ def find_captions(folder: Path | None, subset: int = 0) -> CaptionedImages:
     """
     folder = check_captions(folder)
     images, texts = _find_files(folder)
-    file = next((folder / name for name in CAPTION_FILES if (folder / name).is_file()), None)
     names = _Names(images)
-    captions: dict[str, list[str]] = {}
-    notes = []
-    if file is None:
-        rows = ((key, line) for key, text in texts.items() for line in _lines(text))
-    else:
-        rows = _read_rows(file)
-    lost = []
-    for key, caption in rows:
-        if (name := names.find(key)) is None:
-            lost.append(key)
-        else:
-            captions.setdefault(name, []).append(caption)
-    source = file or folder
-    if not captions:
-        raise ValueError(f"{source} must have captions of images in {folder}, but has none.")
-    if lost:
-        notes.append(f"{len(lost)} captions have no image and are left out, of {lost[0]} the first.")
-    if bare := [name for name in images if name not in captions]:
-        notes.append(f"{len(bare)} images have no caption and are left out, {bare[0]} the first.")
-    parts = _split(folder, images, names)
+    captions, notes = _paired(folder, images, texts, names)
     files = []
-    for label, part in enumerate(PARTS):
-        chosen = [name for name in parts[part] if name in captions]
+    for label, (part, listed) in enumerate(_split(folder, images, names).items()):
+        chosen = [name for name in listed if name in captions]
         if not chosen:
             raise ValueError(f"the part {part} of {folder} must have images with captions, but has none.")
         if subset:
-            chosen = [
-                chosen[i]
-                for i in np.linspace(0, len(chosen) - 1, min(subset, len(chosen))).round().astype(int)
-            ]
+            spread = np.linspace(0, len(chosen) - 1, min(subset, len(chosen))).round().astype(int)
+            chosen = [chosen[i] for i in spread]
         places = [(name, images[name]) for name in chosen]
         files.append(tuple(ImageFile(at.path, name, label, at.start, at.size) for name, at in places))
     listing = Listing(PARTS, files[0], files[1] + files[2])
     return CaptionedImages(listing, {name: tuple(own) for name, own in captions.items()}, tuple(notes))
+
+
+def _paired(
+    folder: Path, images: Mapping[str, _Found], texts: Mapping[str, _Found], names: _Names
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The captions of each image that has any, and a sentence for what was left out."""
+    file = next((folder / name for name in CAPTION_FILES if (folder / name).is_file()), None)
+    rows = [(key, line) for key, text in texts.items() for line in _lines(text)]
+    captions: dict[str, list[str]] = {}
+    lost = []
+    for key, caption in _read_rows(file) if file else rows:
+        if (name := names.find(key)) is None:
+            lost.append(key)
+        else:
+            captions.setdefault(name, []).append(caption)
+    if not captions:
+        raise ValueError(f"{file or folder} must have captions of images in {folder}, but has none.")
+    notes = []
+    if lost:
+        notes.append(f"{len(lost)} captions have no image and are left out, that of {lost[0]} the first.")
+    if bare := [name for name in images if name not in captions]:
+        notes.append(f"{len(bare)} images have no caption and are left out, {bare[0]} the first.")
+    return captions, notes
 
 
 class _Names:
@@ -207,7 +208,7 @@ def _read_rows(path: Path) -> list[tuple[str, str]]:
             continue  # an empty line, or a head
         if not caption:
             raise ValueError(
-                f"{path} must have an image's name and a caption in each row, row {number} has not."
+                f"{path} must have a name and a caption in each row, row {number} has not."
             )
         rows.append((name, caption))
     return rows

@@ -11,7 +11,13 @@ from taufree.experiments.evaluation.report_arrays import Arrays, load_arrays
 from taufree.experiments.link_names import describe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure, final_temperature
-from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
+from taufree.experiments.report.galleries import (
+    extreme_figure,
+    found_captions_figure,
+    found_images_figure,
+    map_figure,
+    neighbour_figure,
+)
 from taufree.experiments.report.statistics import best_temperature, common_seeds, spreads
 from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
 from taufree.experiments.sweep.results import Line
@@ -226,6 +232,9 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
     if all("anomalous" in arrays for arrays in shown.values()):
         _extremes(page, shown)
         return
+    if all("found_captions" in arrays for arrays in shown.values()):
+        _retrieved(page, shown, metric)
+        return
     page.heading("What the network finds similar")
     page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
     for number, (link, arrays) in enumerate(shown.items()):
@@ -254,6 +263,25 @@ def _extremes(page: Page, shown: Mapping[str, Arrays]) -> None:
             id=f"extremes-{number}",
             caption=f"{describe(link)}: the test images with the highest scores, the most anomalous, and "
             "those with the lowest. A red frame is on the wrong side: a normal image above, another below.",
+        )
+
+
+def _retrieved(page: Page, shown: Mapping[str, Arrays], metric: str) -> None:
+    page.heading("What images and captions find of each other")
+    page.text(f"The networks of the first seed: the free link and the temperature with the best {metric}.")
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            found_images_figure(arrays),
+            id=f"found-images-{number}",
+            caption=f"{describe(link)}: test captions, and the test images nearest to them, the nearest "
+            "first. A green frame is the image that the caption was written for.",
+        )
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            found_captions_figure(arrays),
+            id=f"found-captions-{number}",
+            caption=f"{describe(link)}: test images, and the test captions nearest to them, the nearest "
+            "first. Bold ones were written for the image.",
         )
 
 
