@@ -174,11 +174,11 @@ def test_the_presets_are_what_the_documentation_says():
     full, seeds = choose_settings(CLIP, "full")
     assert (full.frozen, full.epochs, full.batch_size, full.crop, seeds) == (False, 20, 256, 224, 3)
     frozen, seeds = choose_settings(CLIP, "frozen")
-    assert (frozen.frozen, frozen.batch_size, seeds) == (True, 256, 5)
+    assert (frozen.frozen, frozen.epochs, frozen.batch_size, frozen.dropout, seeds) == (True, 30, 256, 0.2, 5)
     quick, seeds = choose_settings(CLIP, "quick")
     assert (quick.frozen, quick.subset, quick.epochs, quick.crop, seeds) == (True, 256, 5, 64, 1)
     page = " ".join((ROOT / "docs" / "results" / "image-text.md").read_text().split())
-    for words in ("20 epochs", "256 images of each part"):
+    for words in ("20 epochs", "30 epochs", "256 images of each part"):
         assert words in page
 
 

@@ -72,11 +72,13 @@ class _Found:
 
 
 def check_captions(folder: Path | None) -> Path:
-    """The folder, or a ValueError with one sentence if there are no captions in it."""
+    """The folder, or ``flickr8k`` in it; a ValueError with one sentence if there are no captions."""
     if folder is None:
         raise ValueError("the recipe clip needs --data FOLDER, a folder of images with their captions.")
     if not folder.is_dir():
         raise ValueError(f"No such folder: {folder}, which must hold images and captions.")
+    if (folder / "flickr8k").is_dir():
+        folder = folder / "flickr8k"
     if not any((folder / name).is_file() for name in CAPTION_FILES) and not any(folder.rglob("*.tar")):
         raise ValueError(
             f"{folder} must hold {', '.join(CAPTION_FILES[:-1])} or {CAPTION_FILES[-1]}, or tar files of "
@@ -207,9 +209,7 @@ def _read_rows(path: Path) -> list[tuple[str, str]]:
         if not name or (number == 1 and PurePosixPath(name).suffix.lower() not in SUFFIXES):
             continue  # an empty line, or a head
         if not caption:
-            raise ValueError(
-                f"{path} must have a name and a caption in each row, row {number} has not."
-            )
+            raise ValueError(f"{path} must have a name and a caption in each row, row {number} has not.")
         rows.append((name, caption))
     return rows
 

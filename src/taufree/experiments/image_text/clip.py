@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree import Link, info_nce
-from taufree.distributed import all_rows
 from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.knn_and_linear import nearest
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
@@ -51,7 +50,11 @@ DEV, TEST = PARTS.index("dev"), PARTS.index("test")
 
 @dataclass(frozen=True)
 class CLIPSettings(CropSettings):
-    """The defaults fine-tune both towers."""
+    """The defaults fine-tune both towers.
+
+    Epochs, learning rate, weight decay and dropout of the preset "frozen" were chosen on the dev part of
+    Flickr8k with tau 0.05: of about ten combinations, a hidden layer in the heads among them, the best.
+    """
 
     epochs: int = 20
     batch_size: int = 256
@@ -73,7 +76,6 @@ class CLIPSettings(CropSettings):
     projection: Annotated[int, "How many numbers of an image or a caption the loss compares.", Bounds(1)] = (
         256
     )
-    hidden: Annotated[int, "The width of a hidden layer in either head; 0 makes the heads linear."] = 0
     dropout: Annotated[float, "The dropout of a head's inputs.", Bounds(0, 1)] = 0.0
     learning_rate: Annotated[float, "The highest learning rate of AdamW for the heads."] = 1e-3
     tower_learning_rate: Annotated[float, "The same for the towers."] = 5e-5
@@ -92,7 +94,8 @@ class CLIP(ImagesOnDevice):
     )
     data_source = (
         "The folder --data holds images, in folders or tar files, and captions.tsv, .csv or .txt (a name, a "
-        "caption), or tar files of KEY.jpg and KEY.txt; train.txt, dev.txt and test.txt list the parts."
+        "caption), or tar files of KEY.jpg and KEY.txt; train.txt, dev.txt and test.txt list the parts. It may "
+        "be in a folder flickr8k there."
     )
     example = "taufree run clip --data FOLDER --preset frozen --links free,0.05,learnable"
     settings_type = CLIPSettings
@@ -108,12 +111,11 @@ class CLIP(ImagesOnDevice):
     }
     presets: ClassVar = {
         "full": Preset(seeds=3),
-        "frozen": Preset(seeds=5, settings={"frozen": True}),
+        "frozen": Preset(seeds=5, settings={"frozen": True, "epochs": 30, "dropout": 0.2}),
         "quick": Preset(
             seeds=1, settings={"frozen": True, "epochs": 5, "batch_size": 64, "crop": 64, "subset": 256}
         ),
     }
-    independent_rows = True
     select_by = "dev_rsum"
     make_views = staticmethod(cropped_view)
 
@@ -172,9 +174,7 @@ class CLIP(ImagesOnDevice):
         text: nn.Module = nn.Identity()
         if not chosen.frozen:
             image, text = self._towers.make(), copy.deepcopy(self._text_tower)
-        return TwoTowers(
-            image, text, self._widths, chosen.projection, hidden=chosen.hidden, dropout=chosen.dropout
-        )
+        return TwoTowers(image, text, self._widths, chosen.projection, chosen.dropout)
 
     def compiled(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, TwoTowers)
@@ -238,8 +238,8 @@ class CLIP(ImagesOnDevice):
             images = self._augment(self._lines_of(images), box, flip)
         image, text = model(images, texts)
         # By their ids, captions of one image are never negatives of each other.
-        loss = info_nce(image, text, symmetric=True, ids=ids, link=link, gather_distributed=True)
-        return Step(loss, observe_pairs(all_rows(image), all_rows(text), link))
+        loss = info_nce(image, text, symmetric=True, ids=ids, link=link)
+        return Step(loss, observe_pairs(image, text, link))
 
     def follow(self, model: nn.Module) -> dict[str, float]:
         return {"dev_rsum": recalls(*self._vectors(model, DEV))["rsum"]}

@@ -84,23 +84,17 @@ class TwoTowers(nn.Module):
         image, text: the towers, or ``nn.Identity()`` for features of frozen ones.
         widths: how many features an image and a text have.
         dimension: how many numbers the loss compares.
-        hidden: the width of a hidden layer in either head; 0 makes the heads linear.
-        dropout: of the features and of the hidden layer.
+        dropout: of the features that the linear heads take.
     """
 
     def __init__(
-        self,
-        image: nn.Module,
-        text: nn.Module,
-        widths: tuple[int, int],
-        dimension: int,
-        *,
-        hidden: int,
-        dropout: float,
+        self, image: nn.Module, text: nn.Module, widths: tuple[int, int], dimension: int, dropout: float
     ) -> None:
         super().__init__()
         self.image, self.text = image, text
-        self.image_head, self.text_head = (_head(width, hidden, dimension, dropout) for width in widths)
+        self.image_head, self.text_head = (
+            nn.Sequential(nn.Dropout(dropout), nn.Linear(width, dimension)) for width in widths
+        )
 
     @property
     def heads(self) -> list[nn.Parameter]:
@@ -120,18 +114,6 @@ class TwoTowers(nn.Module):
         if texts:
             found.append(_in_float32(self.text_head, self.text(*texts)))
         return tuple(found)
-
-
-def _head(width: int, hidden: int, dimension: int, dropout: float) -> nn.Module:
-    if not hidden:
-        return nn.Sequential(nn.Dropout(dropout), nn.Linear(width, dimension))
-    return nn.Sequential(
-        nn.Dropout(dropout),
-        nn.Linear(width, hidden),
-        nn.GELU(),
-        nn.Dropout(dropout),
-        nn.Linear(hidden, dimension),
-    )
 
 
 def _in_float32(head: nn.Module, features: Tensor) -> Tensor:
