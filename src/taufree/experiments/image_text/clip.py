@@ -90,12 +90,12 @@ class CLIP(ImagesOnDevice):
     title = "CLIP on images with captions"
     task = (
         "Two networks learn from images and their captions: an image and its caption (a positive pair) "
-        "should get similar vectors, an image and the caption of another one (a negative pair) should not."
+        "should get similar vectors, images and the captions of others (negative pairs) should not."
     )
     data_source = (
-        "The folder --data holds images, in folders or tar files, and captions.tsv, .csv or .txt (a name, a "
-        "caption), or tar files of KEY.jpg and KEY.txt; train.txt, dev.txt and test.txt list the parts. It may "
-        "be in a folder flickr8k there."
+        "The folder --data, or flickr8k in it, holds images, in folders or tar files, and captions.tsv, .csv "
+        "or .txt (a name, a caption), or tar files of KEY.jpg and KEY.txt; train.txt, dev.txt and test.txt "
+        "list the parts."
     )
     example = "taufree run clip --data FOLDER --preset frozen --links free,0.05,learnable"
     settings_type = CLIPSettings

@@ -20,7 +20,7 @@ from taufree.experiments.evaluation.report_arrays import THUMBNAIL_SIDE, Arrays
 _GAP_PIXELS = 8
 _ROWS_OF_EXTREMES = 2
 _WRONG_COLOUR, _RIGHT_COLOUR = (209, 73, 91), (60, 169, 81)
-_CAPTION_LETTERS, _LINE_LETTERS = 72, 28
+_CAPTION_LETTERS, _LINE_LETTERS = 64, 28
 """Of a caption that is shown whole in one line, and of a line of one that is wrapped."""
 _COLOURS = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e",
