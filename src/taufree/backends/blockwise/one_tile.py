@@ -106,5 +106,5 @@ def run(
     out[pairs : 2 * pairs] -= apart.mul_(sign * pull)
     radial = torch.linalg.vecdot(out, unit).unsqueeze(-1)
     out.addcmul_(unit, radial, value=-1).mul_(inverse.to(dtype))
-    parts = iter(torch.split(out, [len(x) for x in given]))
-    return losses, [None if x is None else next(parts) for x in inputs[:4]] + found
+    split = iter(torch.split(out, [len(x) for x in given]))
+    return losses, [*(None if x is None else next(split) for x in inputs[:4]), *found]

@@ -9,6 +9,11 @@ Arrays of a run, in ``embeddings/<slug>.npz`` beside the results:
 An anomaly detector keeps instead ``thumbnails`` [2, EXTREME_COUNT, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3], the
 highest and the lowest scores, and whether they are ``anomalous``; fewer where there are fewer images
 of either kind.
+
+
+A recipe on images and captions keeps ``caption_queries`` [QUERY_COUNT] with ``found_images`` (thumbnails) and
+``image_queries`` (thumbnails) with ``found_captions``, NEIGHBOUR_COUNT of each in the order of their cosines,
+and which of them are right, ``found_images_right`` and ``found_captions_right``.
 """
 
 from __future__ import annotations

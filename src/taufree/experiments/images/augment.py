@@ -70,8 +70,7 @@ def draw_parameters(
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(*shape, generator=generator)
 
-    box = _draw_boxes(sizes.float(), generator, (smallest, AREA_SHARES[1]))
-    flip = uniform(0, 1, count) < FLIP
+    box, flip = draw_crops(sizes, generator, smallest=smallest)
     strength = torch.tensor(JITTER_STRENGTHS)
     middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
     change = strength * uniform(-1, 1, count, 4)
@@ -80,6 +79,12 @@ def draw_parameters(
     grey = uniform(0, 1, count) < GREY
     sigma = uniform(*BLUR_SIGMAS, count) * (uniform(0, 1, count) < blur)
     return Parameters(box, flip, factors, order, grey, sigma)
+
+
+def draw_crops(sizes: Tensor, generator: torch.Generator, *, smallest: float) -> tuple[Tensor, Tensor]:
+    """Boxes [N, 4] and whether they are flipped [N], as in :class:`Parameters`, for images of these sizes."""
+    box = _draw_boxes(sizes.float(), generator, (smallest, AREA_SHARES[1]))
+    return box, torch.rand(len(sizes), generator=generator) < FLIP
 
 
 def _draw_boxes(sizes: Tensor, generator: torch.Generator, scale: tuple[float, float]) -> Tensor:
@@ -109,15 +114,26 @@ def augment(lines: Tensor, parameters: Parameters, *, size: int) -> Tensor:
     Shape:
         lines: [N, height, 3, width] bytes; what lies outside of an image's own size is not used.
     """
-    top, left, tall, wide = parameters.box.unbind(-1)
-    rows = resize_weights(top, top + tall, top, tall / size, source=lines.shape[1], size=size)
-    columns = resize_weights(left, left + wide, left, wide / size, source=lines.shape[3], size=size)
-    columns = torch.where(parameters.flip[:, None, None], columns.flip(1), columns)
-    views = (separable(lines, rows, columns) / 255).clamp(0, 1)
+    views = _cropped(lines, parameters.box, parameters.flip, size)
     views = jitter(views, parameters.factors, parameters.order)
     views = torch.where(parameters.grey[:, None, None, None], luma(views), views)
     smooth = blur_weights(parameters.sigma, size=size)
     return _normalised(separable(views, smooth, smooth))
+
+
+@torch.no_grad()
+def cropped_view(lines: Tensor, box: Tensor, flip: Tensor, *, size: int) -> Tensor:
+    """Views that are cropped and flipped alone, like those of :func:`augment` in their shape."""
+    return _normalised(_cropped(lines, box, flip, size))
+
+
+def _cropped(lines: Tensor, box: Tensor, flip: Tensor, size: int) -> Tensor:
+    """[N, size, 3, size] in [0, 1]."""
+    top, left, tall, wide = box.unbind(-1)
+    rows = resize_weights(top, top + tall, top, tall / size, source=lines.shape[1], size=size)
+    columns = resize_weights(left, left + wide, left, wide / size, source=lines.shape[3], size=size)
+    columns = torch.where(flip[:, None, None], columns.flip(1), columns)
+    return (separable(lines, rows, columns) / 255).clamp(0, 1)
 
 
 @torch.no_grad()

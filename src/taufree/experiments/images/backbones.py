@@ -1,4 +1,4 @@
-"""ResNets that were trained on ImageNet, half frozen, and where their weights come from."""
+"""Networks that were trained on ImageNet, where their weights come from, and a ResNet that is half frozen."""
 
 from __future__ import annotations
 
@@ -28,20 +28,35 @@ WRAPPER = "module."
 
 
 def make_backbone(name: str) -> nn.Module:
-    """The network, without its classifier, with random weights.
+    """A network of torchvision's, or "resnet50-v1", without its classifier, with random weights.
+
+    Raises ValueError with one sentence where there is no such network, or it gives more than one vector.
 
     >>> make_backbone("resnet50-v1").layer3[0].conv1.stride
     (2, 2)
     """
+    return _without_classifier(name)[0]
+
+
+def _without_classifier(name: str) -> tuple[nn.Module, str]:
+    """The network of :func:`make_backbone`, and how the keys of the classifier's weights begin."""
     from torchvision import models
 
-    network: Any = getattr(models, name.removesuffix("-v1"))(weights=None)
-    network.fc = nn.Identity()
-    if name.endswith("-v1"):
+    first = name == "resnet50-v1"
+    usual = "resnet50" if first else name
+    network: Any = models.get_model(usual, weights=None) if usual in models.list_models(models) else None
+    linear = [key for key, part in (network or nn.Module()).named_modules() if isinstance(part, nn.Linear)]
+    if not linear or hasattr(network, "aux_logits"):
+        raise ValueError(
+            "the backbone must be resnet50-v1 or an image classifier of torchvision with one linear layer at "
+            f"its end, such as resnet50 or vit_b_16, got {name!r}."
+        )
+    parent, _, last = linear[-1].rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Identity())
+    if first:
         for layer in (network.layer2, network.layer3, network.layer4):
             layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
-    whole: nn.Module = network
-    return whole
+    return network, f"{linear[-1]}."
 
 
 def read_weights(name: str, source: str) -> dict[str, Tensor] | None:
@@ -153,7 +168,8 @@ def _read(path: Path) -> dict[str, Tensor]:
 def _fitting(name: str, source: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that the backbone needs, in its own types; a classifier's are left out."""
     fitting = {}
-    needed = make_backbone(name).state_dict()
+    network, classifier = _without_classifier(name)
+    needed = network.state_dict()
     if state and all(key.startswith(WRAPPER) for key in state):
         state = {key.removeprefix(WRAPPER): one for key, one in state.items()}
     for key, own in needed.items():
@@ -172,6 +188,6 @@ def _fitting(name: str, source: str, state: Mapping[str, Tensor]) -> dict[str, T
         fitting[key] = state[key].to(own.dtype)
         if not fitting[key].isfinite().all():
             raise ValueError(f"weights must be finite, but {key} in {source} has NaN or infinite ones.")
-    if extra := [key for key in state if key not in needed and not key.startswith("fc.")]:
+    if extra := [key for key in state if key not in needed and not key.startswith(classifier)]:
         raise ValueError(f"weights must fit {name}, but {source} has {extra[0]}, which {name} has not.")
     return fitting

@@ -1,4 +1,4 @@
-"""What recipes on images have in common: images on the device, two views of each, features of all of them."""
+"""What recipes on images have in common: images on the device, views of them, features of all of them."""
 
 from __future__ import annotations
 
@@ -33,26 +33,34 @@ MIN_EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True)
-class ViewSettings(BatchSettings):
-    """The settings that views are made by."""
+class CropSettings(BatchSettings):
+    """The settings of all of them."""
 
     crop: Annotated[int, "Pixels of a view's side.", Bounds(1)] = 128
-    blur: Annotated[float, "The probability that a view is blurred.", Bounds(0, 1)] = 0.5
     subset: Annotated[
         int, "Use so many training and so many validation images at most, evenly from all classes; 0 is all."
     ] = 0
 
 
-class ImageRecipe(Accelerated):
-    """A recipe that trains a network on two views of each image of a batch."""
+@dataclass(frozen=True)
+class ViewSettings(CropSettings):
+    """The settings that SimCLR's views are made by."""
+
+    blur: Annotated[float, "The probability that a view is blurred.", Bounds(0, 1)] = 0.5
+
+
+class ImagesOnDevice(Accelerated):
+    """A recipe whose images stay on the device, if they fit, where their views are made."""
 
     acceleration = Acceleration(precision="bf16-mixed", recorded_steps=True)
     smallest: ClassVar[float] = AREA_SHARES[0]
     """The least share of an image's area that a view shows."""
+    make_views: ClassVar[Callable[..., Tensor]] = staticmethod(augment)
+    """Of images line by line, what was drawn, and the keyword ``size``."""
 
     _compiled_for: ClassVar[object] = None
 
-    settings: ViewSettings
+    settings: CropSettings
 
     @abstractmethod
     def find(self, data: Path | None) -> DecodedImages:
@@ -90,7 +98,7 @@ class ImageRecipe(Accelerated):
         # Images that stay on the device are taken by their numbers, others come with each batch.
         self._resident = fits(self.images.bytes, device)
         self._lines = self.images.lines.to(device) if self._resident else self.images.lines
-        views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (augment, centre_view)
+        views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (self.make_views, centre_view)
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         if compiles(device):
@@ -98,7 +106,10 @@ class ImageRecipe(Accelerated):
             if not distributed.active():  # batch norms over ranks would cut the graph at every layer
                 for part in self.compiled(model):
                     part.compile(dynamic=False)
-            views = torch.compile(augment, dynamic=False), torch.compile(centre_view, dynamic=False)
+            views = (
+                torch.compile(self.make_views, dynamic=False),
+                torch.compile(centre_view, dynamic=False),
+            )
         self._augment = partial(views[0], size=self.settings.crop)
         self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)
         # While a step is recorded no other thread may use the device, and a thread fetches the images that
@@ -113,9 +124,38 @@ class ImageRecipe(Accelerated):
         """
         weights = [tuple(weight.shape) for weight in model.parameters()]
         shapes = (weights, self.images.lines.shape[1:], self.settings.batch_size, self.settings.crop)
-        if shapes != ImageRecipe._compiled_for:
+        if shapes != ImagesOnDevice._compiled_for:
             torch.compiler.reset()
-            ImageRecipe._compiled_for = shapes
+            ImagesOnDevice._compiled_for = shapes
+
+    def thumbnails(self, rows: Tensor) -> NDArray[Any]:
+        """Small pictures [*rows.shape, side, side, 3] of the images with these numbers."""
+        chosen = rows.flatten()
+        small = centre_crop(self.images.lines[chosen], self.images.sizes[chosen], size=THUMBNAIL_SIDE)
+        pixels = small.mul(255).round().byte().transpose(2, 3)
+        array: NDArray[Any] = pixels.reshape(*rows.shape, *pixels.shape[1:]).numpy()
+        return array
+
+    def _sent(self, order: Tensor) -> Iterable[Tensor]:
+        """For each row of ``order`` what :meth:`_lines_of` makes these images from, on the device."""
+        if self._resident:
+            return order.to(self._device)
+        return ahead(self._fetch, order)
+
+    def _lines_of(self, images: Tensor) -> Tensor:
+        return self._lines[images] if self._resident else images
+
+    def _fetch(self, rows: Tensor) -> Tensor:
+        lines = self._lines[rows]
+        if self._device.type == "cuda":
+            lines = lines.pin_memory()
+        return lines.to(self._device, non_blocking=True)
+
+
+class ImageRecipe(ImagesOnDevice):
+    """A recipe that trains a network on two views of each image of a batch."""
+
+    settings: ViewSettings
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
         """Images, or where they are on the device their numbers, and the parameters of two views of each.
@@ -157,26 +197,3 @@ class ImageRecipe(Accelerated):
         ]
         features = torch.cat(found)[:count].float()
         return features[: self.images.training], features[self.images.training :]
-
-    def thumbnails(self, rows: Tensor) -> NDArray[Any]:
-        """Small pictures [*rows.shape, side, side, 3] of the images with these numbers."""
-        chosen = rows.flatten()
-        small = centre_crop(self.images.lines[chosen], self.images.sizes[chosen], size=THUMBNAIL_SIDE)
-        pixels = small.mul(255).round().byte().transpose(2, 3)
-        array: NDArray[Any] = pixels.reshape(*rows.shape, *pixels.shape[1:]).numpy()
-        return array
-
-    def _sent(self, order: Tensor) -> Iterable[Tensor]:
-        """For each row of ``order`` what :meth:`_lines_of` makes these images from, on the device."""
-        if self._resident:
-            return order.to(self._device)
-        return ahead(self._fetch, order)
-
-    def _lines_of(self, images: Tensor) -> Tensor:
-        return self._lines[images] if self._resident else images
-
-    def _fetch(self, rows: Tensor) -> Tensor:
-        lines = self._lines[rows]
-        if self._device.type == "cuda":
-            lines = lines.pin_memory()
-        return lines.to(self._device, non_blocking=True)

@@ -66,6 +66,14 @@ def load_masked_lm(name: str) -> tuple[nn.Module, list[str]]:
     return model.float(), sorted(report["missing_keys"])
 
 
+def load_encoder(name: str) -> tuple[nn.Module, list[str]]:
+    """:func:`load_masked_lm` for an encoder alone, without the pooler that some of them have at their end."""
+    model, report = _load("AutoModel", name, "an encoder", output_loading_info=True)
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model.float(), sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+
+
 def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
     """The sentences, each cut off after ``length`` tokens, special ones included."""
     rows = tokenizer(list(sentences), truncation=True, max_length=length, add_special_tokens=True)[
@@ -135,7 +143,7 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _load(kind: str, name: str, **options: Any) -> Any:
+def _load(kind: str, name: str, what: str = "a masked language model", **options: Any) -> Any:
     with quiet():
         import transformers
 
@@ -144,6 +152,6 @@ def _load(kind: str, name: str, **options: Any) -> Any:
         except Exception as error:  # errors of the network, the file system or the files
             why = (str(error).splitlines() or [""])[0].rstrip(" .:")
             raise ValueError(
-                f"model must be the folder or the hub's name of a masked language model, got {name!r}, which "
-                f"cannot be loaded ({type(error).__name__}: {why})."
+                f"model must be the folder or the hub's name of {what}, got {name!r}, which cannot be loaded "
+                f"({type(error).__name__}: {why})."
             ) from error

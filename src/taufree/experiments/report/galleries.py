@@ -1,9 +1,12 @@
-"""The figures of a trained encoder: a map of its features, neighbours, the most and the least anomalous."""
+"""The figures of a trained encoder: a map of its features, neighbours, the most and the least anomalous, and
+what images and captions find of each other."""
 
 from __future__ import annotations
 
 import base64
+from html import escape
 from io import BytesIO
+from textwrap import shorten, wrap
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,9 @@ from taufree.experiments.evaluation.report_arrays import THUMBNAIL_SIDE, Arrays
 
 _GAP_PIXELS = 8
 _ROWS_OF_EXTREMES = 2
-_WRONG_COLOUR = (209, 73, 91)
+_WRONG_COLOUR, _RIGHT_COLOUR = (209, 73, 91), (60, 169, 81)
+_CAPTION_LETTERS, _LINE_LETTERS = 64, 28
+"""Of a caption that is shown whole in one line, and of a line of one that is wrapped."""
 _COLOURS = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e",
     "#5f6b76",
@@ -92,7 +97,55 @@ def extreme_figure(arrays: Arrays) -> go.Figure:
     return fig
 
 
-def _sheet(rows: NDArray[Any], framed: NDArray[Any], shifts: list[int]) -> go.Figure:
+def found_images_figure(arrays: Arrays) -> go.Figure:
+    """A row for each caption: the images nearest to it, its own in a green frame."""
+    right = arrays["found_images_right"]
+    fig = _sheet(arrays["found_images"], right, [0] * right.shape[1], _RIGHT_COLOUR)
+    texts = [
+        "<br>".join(
+            map(escape, wrap(shorten(str(text), 4 * _LINE_LETTERS, placeholder="..."), _LINE_LETTERS))
+        )
+        for text in arrays["caption_queries"]
+    ]
+    _label_rows(fig, texts, side="left")
+    return fig
+
+
+def found_captions_figure(arrays: Arrays) -> go.Figure:
+    """A row for each image: the captions nearest to it, its own ones bold."""
+    shown = arrays["image_queries"]
+    fig = _sheet(shown, np.zeros(shown.shape[:2], bool), [0])
+    texts = []
+    for captions, right in zip(arrays["found_captions"], arrays["found_captions_right"], strict=True):
+        lines = [escape(shorten(str(text), _CAPTION_LETTERS, placeholder="...")) for text in captions]
+        texts.append(
+            "<br>".join(f"<b>{line}</b>" if own else line for line, own in zip(lines, right, strict=True))
+        )
+    _label_rows(fig, texts, side="right")
+    return fig
+
+
+def _label_rows(fig: go.Figure, texts: list[str], side: str) -> None:
+    """A text beside each row of a sheet."""
+    cell = THUMBNAIL_SIDE + _GAP_PIXELS
+    fig.update_yaxes(
+        tickvals=[cell * (i + 0.5) for i in range(len(texts))],
+        ticktext=texts,
+        tickfont={"size": 10},
+        side=side,
+        showgrid=False,
+        zeroline=False,
+    )
+    fig.update_xaxes(showticklabels=False, showgrid=False, zeroline=False)
+    fig.update_layout(height=cell * len(texts) + 60)
+
+
+def _sheet(
+    rows: NDArray[Any],
+    framed: NDArray[Any],
+    shifts: list[int],
+    colour: tuple[int, int, int] = _WRONG_COLOUR,
+) -> go.Figure:
     """Pictures [R, C, side, side, 3] in a grid, some framed, columns shifted to the right."""
     count, across = framed.shape
     cell = THUMBNAIL_SIDE + _GAP_PIXELS
@@ -101,9 +154,7 @@ def _sheet(rows: NDArray[Any], framed: NDArray[Any], shifts: list[int]) -> go.Fi
         for j in range(across):
             top, left = i * cell + _GAP_PIXELS // 2, j * cell + _GAP_PIXELS // 2 + shifts[j]
             if framed[i, j]:
-                sheet[top - 3 : top + THUMBNAIL_SIDE + 3, left - 3 : left + THUMBNAIL_SIDE + 3] = (
-                    _WRONG_COLOUR
-                )
+                sheet[top - 3 : top + THUMBNAIL_SIDE + 3, left - 3 : left + THUMBNAIL_SIDE + 3] = colour
             sheet[top : top + THUMBNAIL_SIDE, left : left + THUMBNAIL_SIDE] = rows[i, j]
     packed = BytesIO()
     Image.fromarray(sheet).save(packed, "png")

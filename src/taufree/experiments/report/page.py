@@ -10,7 +10,13 @@ from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT, Arrays, 
 from taufree.experiments.link_names import describe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure
-from taufree.experiments.report.galleries import extreme_figure, map_figure, neighbour_figure
+from taufree.experiments.report.galleries import (
+    extreme_figure,
+    found_captions_figure,
+    found_images_figure,
+    map_figure,
+    neighbour_figure,
+)
 from taufree.experiments.report.statistics import best_temperature
 from taufree.experiments.report.tables import metrics_of, result_table
 from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
@@ -188,6 +194,9 @@ def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) ->
     if all("anomalous" in arrays for arrays in shown.values()):
         _extremes(page, shown, trained)
         return
+    if all("found_captions" in arrays for arrays in shown.values()):
+        _retrieved(page, shown, metric, trained)
+        return
     page.heading("What the network finds similar")
     short = f" That is fewer than {PICTURE_EPOCHS}: the pictures show networks that still change much."
     page.text(
@@ -224,6 +233,28 @@ def _extremes(page: Page, shown: Mapping[str, Arrays], trained: str) -> None:
             caption=f"{describe(link)}: the test images with the highest scores, the most anomalous, and "
             f"those with the lowest, {EXTREME_COUNT} of each at most, and not more than there are anomalous "
             "and normal ones. A red frame is on the wrong side: a normal image above, another below.",
+        )
+
+
+def _retrieved(page: Page, shown: Mapping[str, Arrays], metric: str, trained: str) -> None:
+    page.heading("What images and captions find of each other")
+    page.text(
+        "The networks of the first seed: the free link and the temperature with the best "
+        f"{metric}, {trained}."
+    )
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            found_images_figure(arrays),
+            id=f"found-images-{number}",
+            caption=f"{describe(link)}: test captions, and the test images nearest to them, the nearest "
+            "first. A green frame is the image that the caption was written for.",
+        )
+    for number, (link, arrays) in enumerate(shown.items()):
+        page.figure(
+            found_captions_figure(arrays),
+            id=f"found-captions-{number}",
+            caption=f"{describe(link)}: test images, and the test captions nearest to them, the nearest "
+            "first. Bold ones were written for the image.",
         )
 
 

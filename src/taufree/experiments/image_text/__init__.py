@@ -1,0 +1,3 @@
+"""Images and texts: two towers that are trained to find each other's matches, as CLIP is."""
+
+RECIPES = {"clip": "clip"}

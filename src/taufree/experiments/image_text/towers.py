@@ -1,0 +1,123 @@
+"""Two towers with a head each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from taufree.experiments.images.backbones import make_backbone, read_weights
+from taufree.experiments.language.sentences import SentenceEncoder
+from taufree.experiments.language.tokens import load_encoder
+
+
+class ImageTower(nn.Module):
+    """A backbone; one that was trained before keeps the statistics of its batch norms."""
+
+    def __init__(self, backbone: nn.Module, *, pretrained: bool) -> None:
+        super().__init__()
+        self.backbone, self.pretrained = backbone, pretrained
+        self.to(memory_format=torch.channels_last)
+
+    def train(self, mode: bool = True) -> ImageTower:
+        super().train(mode)
+        if self.pretrained:
+            for part in self.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features [N, W] of images [N, 3, H, W]."""
+        features: Tensor = self.backbone(images)
+        return features
+
+
+class ImageTowers:
+    """Makes image towers, all of them with the same weights unless these are random.
+
+    Args:
+        name, weights: as :func:`.backbones.make_backbone` and :func:`.backbones.read_weights` take them.
+    """
+
+    def __init__(self, name: str, weights: str) -> None:
+        self.name, self._state = name, read_weights(name, weights)
+
+    def make(self) -> ImageTower:
+        network = make_backbone(self.name)
+        if self._state is not None:
+            network.load_state_dict(self._state)
+        return ImageTower(network, pretrained=self._state is not None)
+
+    @torch.no_grad()
+    def width(self, side: int) -> int:
+        """How many features an image of that side has."""
+        try:
+            return int(make_backbone(self.name).eval()(torch.zeros(1, 3, side, side)).shape[-1])
+        except Exception as error:  # each network has its own
+            raise ValueError(f"crop must be a size that {self.name} takes, got {side} ({error}).") from error
+
+
+def load_text_tower(name: str) -> tuple[SentenceEncoder, int]:
+    """An encoder of transformers, in evaluation mode, and how many features a text has."""
+    encoder, missing = load_encoder(name)
+    if missing:  # they would be random, and other ones for each link of a seed
+        raise ValueError(
+            f"model must be a whole encoder, but {name} is without {len(missing)} of its weights, "
+            f"{missing[0]} among them."
+        )
+    tower, one = SentenceEncoder(encoder).eval(), torch.ones(1, 1, dtype=torch.long)
+    try:
+        with torch.no_grad():
+            return tower, int(tower(one, one).shape[-1])
+    except Exception as error:  # each model has its own
+        raise ValueError(
+            f"model must be an encoder of texts, but {name} cannot be called as one ({type(error).__name__})."
+        ) from error
+
+
+class TwoTowers(nn.Module):
+    """Images and texts as vectors of one space; heads of float32, whatever autocast says.
+
+    Args:
+        image, text: the towers, or ``nn.Identity()`` for features of frozen ones.
+        widths: how many features an image and a text have.
+        dimension: how many numbers the loss compares.
+        dropout: of the features that the linear heads take.
+    """
+
+    def __init__(
+        self, image: nn.Module, text: nn.Module, widths: tuple[int, int], dimension: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.image, self.text = image, text
+        self.image_head, self.text_head = (
+            nn.Sequential(nn.Dropout(dropout), nn.Linear(width, dimension)) for width in widths
+        )
+
+    @property
+    def heads(self) -> list[nn.Parameter]:
+        """The parameters of both heads."""
+        return [*self.image_head.parameters(), *self.text_head.parameters()]
+
+    @property
+    def towers(self) -> list[nn.Parameter]:
+        """Those of both towers; none where they are frozen."""
+        return [*self.image.parameters(), *self.text.parameters()]
+
+    def forward(self, images: Tensor | None, texts: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
+        """Vectors [N, dimension] of the images, if any are given, and then of the texts, if any are."""
+        found = []
+        if images is not None:
+            found.append(_in_float32(self.image_head, self.image(images)))
+        if texts:
+            found.append(_in_float32(self.text_head, self.text(*texts)))
+        return tuple(found)
+
+
+def _in_float32(head: nn.Module, features: Tensor) -> Tensor:
+    # The loss resolves cosines that bfloat16 does not; the heads are small.
+    with torch.autocast(features.device.type, enabled=False):
+        vectors: Tensor = head(features.to(next(head.parameters()).dtype))
+        return vectors
