@@ -153,6 +153,22 @@ def test_hardness_adds_the_cosine_to_the_log_odds_of_negatives(model):
     agree(found.compute_loss_from_embeddings([query, doc, *hard], None), expected, [query, doc, *hard])
 
 
+@pytest.mark.parametrize("link", ["free", LearnableTemperature(0.2), CalibratedLogOdds()], ids=str)
+@pytest.mark.parametrize("partition", ["joint", "per_direction"])
+@pytest.mark.parametrize("directions", [DIRECTIONS[0], DIRECTIONS[2]], ids=["forward", "both"])
+@pytest.mark.parametrize("mode", MODES)
+@each_width
+def test_hardness_by_the_core_is_that_of_all_pairs(model, link, partition, directions, mode, columns):
+    settings = {"partition_mode": partition, "hardness_mode": mode, "hardness_strength": 3.0}
+    loss = MultipleNegativesRankingLoss(model, link=link, directions=directions, **settings)
+    embeddings = columns_of(columns)
+    found = loss.compute_loss_from_embeddings(embeddings, None)
+    query, *docs = embeddings
+    expected = integration._dense(loss, query, docs, loss.link)
+    learned = [*embeddings, *loss.link.parameters()]
+    agree(found, expected, learned)
+
+
 def test_another_similarity_is_the_librarys(model):
     embeddings = columns_of(3)
     options = {"scale": 1.0, "similarity_fct": util.dot_score}
@@ -308,10 +324,14 @@ def test_what_cannot_be_done_is_said(model):
     ("count", "directions"),
     [(3, ("query_to_doc",)), (3, ("query_to_doc", "doc_to_query")), (2, DIRECTIONS[-1])],
 )
-def test_memory_is_linear_in_the_batch(model, count, directions):
+@pytest.mark.parametrize("hardness", [0.0, 3.0])
+def test_memory_is_linear_in_the_batch(model, count, directions, hardness):
+    if hardness and directions == DIRECTIONS[-1]:
+        return  # computed on all pairs
     n = 2048
     embeddings = columns_of(count, n=n)
-    loss = MultipleNegativesRankingLoss(model, directions=directions)
+    settings = {"hardness_mode": "all_negatives", "hardness_strength": hardness} if hardness else {}
+    loss = MultipleNegativesRankingLoss(model, directions=directions, **settings)
     loss.compute_loss_from_embeddings(embeddings, None)  # whatever is made once and for all
     with Largest() as most:
         loss.compute_loss_from_embeddings(embeddings, None).backward()

@@ -76,12 +76,8 @@ class NTXentLoss(Linked, original.NTXentLoss):
             with torch.inference_mode(False):  # a trainer's first call may be an evaluation
                 self.memory_bank = MemoryBankModule(size, self.gather_distributed).to(out1.device)
             self.size_without_width = 0
-        bank, width = self.memory_bank.bank, out1.shape[1]
-        if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
-            raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
-        unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
-        negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
-        if negatives is None:
+        size = self.memory_bank.size  # an integer in older versions
+        if (size if isinstance(size, int) else size[0]) == 0:
             return nt_xent(
                 out0,
                 out1,
@@ -89,7 +85,11 @@ class NTXentLoss(Linked, original.NTXentLoss):
                 gather_distributed=self.gather_distributed,
                 backend=self.backend,
             )
-        negatives = negatives.T.to(out0.device)
+        bank, width = self.memory_bank.bank, out1.shape[1]
+        if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
+            raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
+        unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
+        negatives = self.memory_bank(unit, update=out0.requires_grad)[1].T.to(out0.device)
         return info_nce(out0, out1, negatives, link=self.link, backend=self.backend)
 
 

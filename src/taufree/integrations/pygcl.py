@@ -56,14 +56,8 @@ class InfoNCE(Linked, original.InfoNCE):
         """The mean loss of anchors [N, D] against samples [M, D], by masks [N, M]."""
         check_rows(anchor=anchor, sample=sample)
         n, m = len(anchor), len(sample)
-        for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
-            if not isinstance(mask, Tensor) or mask.shape != (n, m):
-                found = list(mask.shape) if isinstance(mask, Tensor) else mask
-                raise ValueError(f"{name} must have shape [{n}, {m}], got {found}.")
-            if ((mask != 0) & (mask != 1)).any():
-                raise ValueError(f"{name} must hold zeros and ones, got other numbers as well.")
-        link, positives = self.link, pos_mask != 0
-        candidates = positives | (neg_mask != 0)
+        link, positives = self.link, _as_booleans("pos_mask", pos_mask, n, m)
+        candidates = positives | _as_booleans("neg_mask", neg_mask, n, m)
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
         if intraview and not isinstance(link, Temperature | LearnableTemperature):
             for mask in (positives, candidates):
@@ -77,6 +71,17 @@ class InfoNCE(Linked, original.InfoNCE):
             return losses[:n].mean()
         self._check_dense("these masks")
         return masked_losses(anchor, sample, positives, candidates, link).mean()
+
+
+def _as_booleans(name: str, mask: Tensor, n: int, m: int) -> Tensor:
+    """A mask [n, m] of zeros and ones as booleans; raises if it is none."""
+    if not isinstance(mask, Tensor) or mask.shape != (n, m):
+        got = list(mask.shape) if isinstance(mask, Tensor) else mask
+        raise ValueError(f"{name} must have shape [{n}, {m}], got {got}.")
+    found = mask != 0
+    if not torch.equal(found.to(mask.dtype), mask):
+        raise ValueError(f"{name} must hold zeros and ones, got other numbers as well.")
+    return found
 
 
 def temperature_free(loss: Any, link: LinkLike = None) -> Any:

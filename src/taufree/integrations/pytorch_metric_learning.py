@@ -208,7 +208,7 @@ class SupConLoss(_Free, original.SupConLoss):
     def all_pairs(self, embeddings: Tensor, groups: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Losses of all anchors [N], and their indices."""
         losses = sup_con(embeddings, groups, link=self.link, reduction="none", backend=self.backend)
-        if self.temperature is not None:
+        if self._near_zero(losses):
             order = groups.argsort()
             order = order[(counts == 2)[groups[order]]]  # both rows of such a label, one after the other
             losses = self._rounded(losses, embeddings, embeddings, order, order.view(-1, 2).flip(1).flatten())
@@ -224,11 +224,20 @@ class SupConLoss(_Free, original.SupConLoss):
         if (positives & candidates).any():
             raise ValueError("indices_tuple must not name a pair as a positive and as a negative one.")
         losses = masked_losses(embeddings, ref_emb, positives, positives | candidates, self.link)
-        if self.temperature is not None:
+        if self._near_zero(losses):
             single = (positives.sum(1) == 1).nonzero().squeeze(1)
             partner = positives[single].int().argmax(1)
             losses = self._rounded(losses, embeddings, ref_emb, single, partner)
         return losses, c_f.torch_arange_from_size(embeddings)
+
+    def _near_zero(self, losses: Tensor) -> bool:
+        """Whether the original's arithmetic may round one of the losses to 0; it has logits up to 2 / tau.
+
+        Without a temperature there is no original to follow.
+        """
+        if self.temperature is None:
+            return False
+        return bool((losses.detach() * self.temperature < 8 * torch.finfo(losses.dtype).eps).any())
 
     def _rounded(self, losses: Tensor, a: Tensor, b: Tensor, rows: Tensor, partners: Tensor) -> Tensor:
         """``losses`` with 0 where the original's arithmetic rounds them to 0, with their gradient.
