@@ -92,6 +92,8 @@ def test_sgl_without_a_temperature_in_the_configuration_is_free():
     config, train, *_ = prepared(SGL)
     assert config["ssl_tau"] == 0.5  # RecBole's default, which is not read
     assert isinstance(SGL(config, train.dataset).link, LogOdds)
+    config["temperature"] = "fitted"
+    assert isinstance(SGL(config, train.dataset).link, taufree.FittedLogOdds)
 
 
 @pytest.mark.parametrize("tau", [0.3, None])
