@@ -3,7 +3,7 @@
     python examples/clip.py                      # trains a tiny CLIP on drawings, on the CPU
     python examples/clip.py --use-logit-scale    # CLIP's learned temperature, to compare
 
-For CLIP a learned temperature is the safer choice (docs/guide/choosing-a-link.md); here the two are compared.
+Pictures and captions are compared with each other, so the gain is fitted (docs/guide/choosing-a-link.md).
 Captions such as "a large red circle on a blue background"; a part of the combinations is never trained on.
 Needs open_clip: pip install open_clip_torch.
 """
@@ -112,8 +112,9 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
         value.backward()
         optimizer.step()
         if step % 50 == 0 or step == chosen.steps:
-            scale = f", scale {output['logit_scale'].item():.1f}" if chosen.use_logit_scale else ""
-            print(f"step {step}: loss {value.item():.3f}{scale}")
+            scaled = chosen.use_logit_scale
+            scale = f"scale {output['logit_scale'].item():.1f}" if scaled else f"gain {loss.link.gain:.1f}"
+            print(f"step {step}: loss {value.item():.3f}, {scale}")
     after = found(model, test)
     print(f"of {len(test)} new combinations find their caption: {before:.0%} before, {after:.0%} after")
     return before, after

@@ -5,12 +5,14 @@ import sys
 
 import info_nce
 import lightly.loss
+import open_clip
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, reducers
 
 import taufree
 from taufree import LogOdds, Temperature, temperature_free
+from taufree.integrations import lightly as ours
 from tests.support.comparison import rows
 from tests.support.gcl import GCL
 
@@ -75,6 +77,78 @@ def test_the_other_settings_are_kept():
     assert temperature_free(lightly.loss.DCLLoss(weight_fn=max)).weight_fn is max
 
 
+class Mine(lightly.loss.NTXentLoss):
+    """Changes the settings, and not the loss."""
+
+    note = "kept"
+
+    def __init__(self):
+        super().__init__(0.3, memory_bank_size=(16, 6))
+        self.seen = 0
+
+    def extra(self):
+        return self.seen
+
+
+class Ours(ours.NTXentLoss):
+    def extra(self):
+        return "still there"
+
+
+class NotTheMean(lightly.loss.NTXentLoss):
+    def forward(self, out0, out1):
+        return 2 * super().forward(out0, out1)
+
+
+class NotOurMean(ours.NTXentLoss):
+    def forward(self, out0, out1):
+        return 2 * super().forward(out0, out1)
+
+
+def test_a_class_of_ones_own_that_changes_no_loss():
+    found = temperature_free(Mine())
+    assert type(found) is ours.NTXentLoss
+    assert (found.memory_bank.size, found.seen) == ((16, 6), 0)
+    found = temperature_free(Ours(0.3))
+    assert found.extra() == "still there"
+    torch.testing.assert_close(found(A, B), taufree.nt_xent(A, B))
+
+
+def test_wrappers_are_kept():
+    inner = {"ntxent": losses.NTXentLoss(0.3), "triplet": losses.TripletMarginLoss()}
+    both = losses.MultipleLosses(inner, weights={"ntxent": 2.0, "triplet": 0.5})
+    found = temperature_free(both)
+    triplet = losses.TripletMarginLoss()(A, LABELS)
+    torch.testing.assert_close(found(A, LABELS), 2 * taufree.nt_xent(A[::2], A[1::2]) + triplet / 2)
+    assert both.losses["ntxent"].temperature == 0.3
+    memory = losses.MultipleLosses([losses.CrossBatchMemory(losses.SupConLoss(0.3), 6)])
+    assert isinstance(temperature_free(memory).losses[0].loss.link, LogOdds)
+    contrast = GCL.models.DualBranchContrast(GCL.losses.InfoNCE(0.3), "L2L", intraview_negs=True)
+    found = temperature_free(contrast)
+    assert type(found) is type(contrast)
+    torch.testing.assert_close(found(A, B), taufree.nt_xent(A, B))
+    assert contrast.loss.tau == 0.3
+
+
+def test_the_link_may_be_chosen():
+    for loss in (
+        taufree.NTXent(link=Temperature(0.5)),
+        lightly.loss.NTXentLoss(0.5),
+        info_nce.InfoNCE(0.5),
+        losses.SelfSupervisedLoss(losses.NTXentLoss(0.5)),
+        open_clip.ClipLoss(),
+    ):
+        for link, kind in (
+            ("fitted", taufree.FittedLogOdds),
+            (LogOdds(gain=2.0), LogOdds),
+            (0.2, Temperature),
+        ):
+            found = temperature_free(loss, link=link)
+            assert type(getattr(found, "loss", found).link) is kind
+    assert temperature_free(taufree.NTXent(), link=LogOdds(gain=2.0)).link.gain == 2.0
+    assert type(temperature_free(open_clip.ClipLoss()).link) is taufree.FittedLogOdds
+
+
 def test_what_it_does_not_know_is_said():
     with pytest.raises(
         TypeError, match=r"loss must be a loss of taufree or .*lightly.* got CrossEntropyLoss of torch"
@@ -86,12 +160,12 @@ def test_what_it_does_not_know_is_said():
         TypeError, match=r"loss must be one of DCLLoss, DCLWLoss, NTXentLoss, got BarlowTwinsLoss"
     ):
         temperature_free(lightly.loss.BarlowTwinsLoss())
-
-    class Mine(lightly.loss.NTXentLoss):
-        """What it does otherwise cannot be known."""
-
-    with pytest.raises(TypeError, match="got Mine"):
-        temperature_free(Mine())
+    for kind in (NotTheMean, NotOurMean):
+        told = rf"^loss must leave the methods of NTXentLoss as they are, got {kind.__name__} .* forward\.$"
+        with pytest.raises(TypeError, match=told):
+            temperature_free(kind())
+    with pytest.raises(TypeError, match=r"got MultipleLosses of TripletMarginLoss\.$"):
+        temperature_free(losses.MultipleLosses([losses.TripletMarginLoss()]))
     with pytest.raises(ValueError, match="distance must be CosineSimilarity"):
         temperature_free(losses.NTXentLoss(distance=distances.LpDistance()))
 

@@ -44,3 +44,19 @@ def test_the_representation_names_what_was_chosen():
     ):
         assert part in shown
     assert "reduction='mean'" in repr(NTXent())
+
+
+@pytest.mark.parametrize("name", ["temperature", "tau"])
+def test_a_temperature_is_said_to_be_a_link(name):
+    calls = [InfoNCE, NTXent, SupCon]
+    calls += [
+        lambda **x: info_nce(A, B, **x),
+        lambda **x: nt_xent(A, B, **x),
+        lambda **x: sup_con(A, IDS, **x),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=rf"^{name} must be given as the link: link=0\.5, got {name}\.$"):
+            call(**{name: 0.5})
+        with pytest.raises(TypeError, match="unexpected keyword argument 'temperatur'"):
+            call(temperatur=0.5)
+    assert NTXent(link=0.5)(A, B) == nt_xent(A, B, link=0.5)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS
 from taufree.links import Link, LinkLike, as_link
 from taufree.reduction import REDUCTIONS
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def check_options(link: LinkLike, reduction: str, backend: str, *, kept: bool = True) -> Link:
@@ -17,6 +24,19 @@ def check_options(link: LinkLike, reduction: str, backend: str, *, kept: bool = 
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
     return as_link(link, kept=kept)
+
+
+def without_temperature(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``function``, where an argument ``temperature`` or ``tau`` raises an error that names ``link``."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for name in ("temperature", "tau"):
+            if name in kwargs:
+                raise TypeError(f"{name} must be given as the link: link={kwargs[name]}, got {name}.")
+        return function(*args, **kwargs)
+
+    return call
 
 
 def check_alike(**embeddings: Tensor) -> None:

@@ -6,7 +6,7 @@ import copy
 from importlib import import_module
 from typing import TypeVar
 
-from taufree.links import CalibratedLogOdds, FittedLogOdds, LogOdds
+from taufree.links import CalibratedLogOdds, FittedLogOdds, LinkLike, LogOdds, as_link
 from taufree.losses import InfoNCE, NTXent, SupCon
 
 MODULES = {  # the package a loss comes from: the file of taufree.integrations that has a twin of it
@@ -21,12 +21,17 @@ MODULES = {  # the package a loss comes from: the file of taufree.integrations t
 _T = TypeVar("_T")
 
 
-def temperature_free(loss: _T) -> _T:
+def temperature_free(loss: _T, link: LinkLike = None) -> _T:
     """A copy of ``loss`` that has no temperature and all its other settings.
 
     Args:
         loss: a loss of taufree, or one of lightly, pytorch-metric-learning, sentence-transformers, open_clip,
-            PyGCL or info-nce-pytorch that has a twin in ``taufree.integrations``. It stays as it is.
+            PyGCL or info-nce-pytorch that has a twin in ``taufree.integrations``, in a wrapper of its library
+            or not. A class derived from one of these may override nothing but ``__init__``. The loss stays as
+            it is.
+        link: the link of the copy, as the argument ``link`` of the losses. None: the loss's own if it has no
+            temperature, else ``LogOdds()``, and for sentence-transformers and open_clip, whose vectors are
+            compared, ``FittedLogOdds()``.
 
     Examples:
         >>> from taufree import Temperature
@@ -38,12 +43,12 @@ def temperature_free(loss: _T) -> _T:
     """
     if isinstance(loss, (InfoNCE, NTXent, SupCon)):
         found = copy.deepcopy(loss)
-        if not is_free(found.link):
-            found.link = LogOdds()
+        if link is not None or not is_free(found.link):
+            found.link = as_link(link)
         return found
     for base in type(loss).__mro__:
         if module := MODULES.get(base.__module__.partition(".")[0]):
-            twin: _T = import_module(f"taufree.integrations.{module}").temperature_free(loss)
+            twin: _T = import_module(f"taufree.integrations.{module}").temperature_free(loss, link)
             return twin
     kind, got = (loss, "the class ") if isinstance(loss, type) else (type(loss), "")
     raise TypeError(

@@ -11,12 +11,13 @@ from taufree.backends.autograd import NotTransformableError
 from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
-from taufree.checks import check_alike, check_float, check_integers, check_options
+from taufree.checks import check_alike, check_float, check_integers, check_options, without_temperature
 from taufree.contrast import Contrast
 from taufree.links import LinkLike
 from taufree.reduction import anchor_weights
 
 
+@without_temperature
 def info_nce(
     query: Tensor,
     positive_key: Tensor,
@@ -104,6 +105,7 @@ def info_nce(
     return _loss(contrast, link, reduction, gather_distributed, backend)
 
 
+@without_temperature
 def nt_xent(
     view_a: Tensor,
     view_b: Tensor,
@@ -142,6 +144,7 @@ def nt_xent(
     return _loss(contrast, link, reduction, gather_distributed, backend)
 
 
+@without_temperature
 def sup_con(
     embeddings: Tensor,
     labels: Tensor,

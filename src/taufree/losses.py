@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from taufree.checks import check_options
+from taufree.checks import check_options, without_temperature
 from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.links import LinkLike
 
@@ -14,6 +14,7 @@ from taufree.links import LinkLike
 class _Loss(nn.Module):
     """What the three losses share; the only state is what the link learns."""
 
+    @without_temperature
     def __init__(
         self,
         *,
@@ -56,6 +57,7 @@ class InfoNCE(_Loss):
         )
     """
 
+    @without_temperature
     def __init__(
         self,
         *,

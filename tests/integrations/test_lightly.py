@@ -136,6 +136,34 @@ def test_dcl_with_a_temperature_is_lightlys(tau, weight):
     agree(DCLLoss(tau, weight)(A, B), original.DCLLoss(tau, weight)(A, B), A, B)
 
 
+@pytest.mark.parametrize("tau", [0.02, 0.01, 0.005])
+@pytest.mark.parametrize("weight", [None, distance], ids=["plain", "weighted"])
+def test_a_low_temperature_is_beyond_float32_and_not_beyond_the_loss(tau, weight):
+    near = (A + 0.1 * B).detach().requires_grad_()
+    expected = original.DCLLoss(tau, weight)(A.double(), near.double())
+    for temperature in (tau, torch.tensor(tau)):
+        found = DCLLoss(temperature, weight)(A, near)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-3)
+        for one, other in zip(
+            torch.autograd.grad(found, (A, near)),
+            torch.autograd.grad(expected, (A, near), retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("tau", [None, 0.2])
+def test_a_zero_row_in_half_precision_has_a_weight(tau):
+    half = A.detach().half().clone()
+    half[3] = 0
+    half.requires_grad_()
+    loss = DCLWLoss(tau)(half, B.detach().half())
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, half)[0].isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore:To copy construct")
 @pytest.mark.parametrize("sigma", [0.3, 0.5])
 def test_dclw_with_a_temperature_is_lightlys(sigma):

@@ -3,21 +3,32 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import info_nce as original_info_nce
 import lightly.loss
 import open_clip
 import pytest
 import torch
 from pytorch_metric_learning import losses as metric_losses
 from sentence_transformers import util
+from sentence_transformers.sentence_transformer import losses as original_losses
 from torch import nn
 
 import taufree
-from taufree import CalibratedLogOdds, LearnableTemperature, Link, LogOdds, Temperature, temperature_free
+from taufree import (
+    CalibratedLogOdds,
+    FittedLogOdds,
+    LearnableTemperature,
+    Link,
+    LogOdds,
+    Temperature,
+    temperature_free,
+)
 from taufree.integrations import info_nce
 from taufree.integrations import lightly as ours
 from taufree.integrations import open_clip as clip
 from taufree.integrations import pytorch_metric_learning as metric
 from taufree.integrations import sentence_transformers as sentences
+from taufree.links.named import NAMED_LINKS as NAMED
 from taufree.masked import masked_losses
 from tests.support.comparison import agree, rows
 from tests.support.gcl import GCL
@@ -43,6 +54,7 @@ class Case(NamedTuple):
     temperature: str = "temperature"
     value: float = TAU
     dense: bool = False
+    default: type = LogOdds
 
 
 def ranking(**options):
@@ -83,11 +95,18 @@ CASES = {
     "pygcl.InfoNCE, dense": Case(
         pygcl.InfoNCE, lambda loss: loss(A, B, EYE, 1 - EYE - EYE.roll(1, 1)), "tau", dense=True
     ),
-    "sentences": Case(ranking(), columns, "scale", 1 / TAU),
+    "sentences": Case(ranking(), columns, "scale", 1 / TAU, default=FittedLogOdds),
     "sentences, dense": Case(
-        ranking(directions=("query_to_doc", "query_to_query")), columns, "scale", 1 / TAU, dense=True
+        ranking(directions=("query_to_doc", "query_to_query")),
+        columns,
+        "scale",
+        1 / TAU,
+        dense=True,
+        default=FittedLogOdds,
     ),
-    "sentences, cached": Case(cached, lambda loss: loss.calculate_loss([[A], [B]]), "scale", 1 / TAU),
+    "sentences, cached": Case(
+        cached, lambda loss: loss.calculate_loss([[A], [B]]), "scale", 1 / TAU, default=FittedLogOdds
+    ),
 }
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 SOME_WARN = pytest.mark.filterwarnings("ignore:To copy construct")
@@ -102,7 +121,7 @@ def test_the_link_is_an_argument_and_an_attribute(case):
     for link in (Temperature(TAU), Linear()):
         agree(case.call(case.make(link=link)), expected(), A)
         loss = case.make()
-        assert isinstance(loss.link, LogOdds)
+        assert type(loss.link) is case.default
         assert abs(case.call(loss) - expected()) > 0.01
         loss.link = link
         assert loss.link is link
@@ -121,21 +140,133 @@ def test_link_and_temperature_are_one_setting(case):
     assert getattr(loss, case.temperature) is None
     free = case.call(loss)
     loss.link = None
+    assert type(loss.link) is case.default
     assert loss.link.gain == 1
     setattr(loss, case.temperature, case.value)
     agree(case.call(loss), case.call(case.make(link=Linear())), A)
     setattr(loss, case.temperature, None)
-    assert isinstance(loss.link, LogOdds)
+    assert type(loss.link) is case.default
     loss.link = Temperature(0.5)
     assert getattr(loss, case.temperature) == pytest.approx(1 / 0.5 if case.temperature == "scale" else 0.5)
     loss.link = LogOdds(gain=2.0)
     assert case.call(loss) == free
     with pytest.raises(ValueError, match=f"^{case.temperature} must be None with a link, got 2.0"):
         case.make(**{case.temperature: 2.0}, link=LogOdds())
-    for change in (lambda: case.make(link=0.5), lambda: setattr(loss, "link", 0.5)):
-        with pytest.raises(TypeError, match=r"^link must be a taufree\.Link .* got float\.$"):
+    for change in (lambda: case.make(link=LogOdds), lambda: setattr(loss, "link", LogOdds)):
+        with pytest.raises(TypeError, match=r"^link must be a taufree\.Link .* got the class LogOdds\.$"):
             change()
+    with pytest.raises(ValueError, match=r"^link must be one of the names 'free'.* got 'learned'\.$"):
+        loss.link = "learned"
     assert case.call(loss) == free  # as before the mistake
+
+
+@SOME_WARN
+@EVERY
+def test_a_link_may_be_a_number_a_tensor_or_a_name(case):
+    expected = case.call(case.make(**{case.temperature: case.value}))
+    for link in (TAU, torch.tensor(TAU)):
+        agree(case.call(case.make(link=link)), expected, A, retain=True)
+        loss = case.make()
+        loss.link = link
+        agree(case.call(loss), expected, A, retain=True)
+    for name, kind in NAMED.items():
+        assert type(case.make(link=name).link) is kind
+        loss.link = name
+        assert type(loss.link) is kind
+        assert case.call(loss).isfinite()
+
+
+@SOME_WARN
+@EVERY
+def test_a_temperature_that_is_a_parameter_is_learned(case):
+    """As the originals do: by its own gradient, found among the loss's parameters, saved and loaded."""
+    found, expected = (nn.Parameter(torch.tensor(case.value)) for _ in range(2))
+    loss = case.make(**{case.temperature: found})
+    assert getattr(loss, case.temperature) is found
+    value = case.call(loss)
+    theirs = case.call(case.make(link=Scaling(expected, case.temperature == "scale")))
+    agree(value, theirs, A, retain=True)
+    value.backward()
+    theirs.backward()
+    assert expected.grad.abs() > 1e-3
+    torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6)
+    link = nn.Parameter(torch.tensor(TAU))
+    loss.link = link
+    case.call(loss).backward()
+    assert link.grad.abs() > 1e-3
+    if isinstance(loss, nn.Module):
+        assert [x is link for x in loss.parameters()] == [True]
+        setattr(loss, case.temperature, found)
+        assert [x is found for x in loss.parameters()] == [True]
+        loss.load_state_dict({case.temperature: torch.tensor(0.7)})  # as the original saves it
+        assert found.item() == pytest.approx(0.7)
+        loss.load_state_dict(loss.double().state_dict())
+        assert getattr(loss, case.temperature).dtype == torch.float64
+    setattr(loss, case.temperature, case.value)  # a plain number again
+    assert getattr(loss, case.temperature) == case.value
+    if isinstance(loss, nn.Module):
+        assert not list(loss.parameters())
+
+
+class Scaling(Link):
+    """What an original does with a temperature (or a scale) that is a parameter."""
+
+    def __init__(self, value, is_scale):
+        super().__init__()
+        self.value, self.is_scale = value, is_scale
+
+    def logit(self, cosine, gap, rise):
+        return cosine * self.value if self.is_scale else cosine / self.value
+
+
+ORIGINALS = {  # each beside its drop-in, with the argument and what it is called with
+    "lightly.NTXentLoss": (lightly.loss.NTXentLoss, "temperature"),
+    "lightly.DCLLoss": (lightly.loss.DCLLoss, "temperature"),
+    "metric.NTXentLoss": (metric_losses.NTXentLoss, "temperature"),
+    "metric.SupConLoss": (metric_losses.SupConLoss, "temperature"),
+    "metric.SupConLoss, dense": (metric_losses.SupConLoss, "temperature"),
+    "info_nce.InfoNCE": (original_info_nce.InfoNCE, "temperature"),
+    "pygcl.InfoNCE": (GCL.losses.InfoNCE, "tau"),
+    "sentences": (lambda **x: original_losses.MultipleNegativesRankingLoss(nn.Identity(), **x), "scale"),
+}
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_a_parameters_gradient_is_the_originals(name):
+    case, (kind, argument) = CASES[name], ORIGINALS[name]
+    found, expected = (nn.Parameter(torch.tensor([case.value])) for _ in range(2))  # of shape [1], too
+    ours, theirs = case.make(**{argument: found}), kind(**{argument: expected})
+    values = [case.call(loss).squeeze() for loss in (ours, theirs)]
+    agree(*values, A, retain=True)
+    for value in values:
+        value.backward()
+    assert expected.grad.abs() > 1e-3
+    torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6)
+    if isinstance(theirs, nn.Module):
+        ours.load_state_dict(theirs.state_dict())
+    tensor = torch.tensor(case.value, requires_grad=True)  # of a network, say: no parameter
+    case.call(case.make(**{argument: tensor}, backend="reference")).backward()
+    torch.testing.assert_close(tensor.grad, expected.grad.squeeze(), rtol=1e-4, atol=1e-6)
+
+
+@SOME_WARN
+@EVERY
+def test_a_checkpoint_of_the_original_leaves_the_link_as_it_is(case):
+    loss = case.make(link=FittedLogOdds())
+    for _ in range(3):
+        case.call(loss)
+    if not isinstance(loss, nn.Module):
+        return
+    assert set(loss.state_dict()) == {"link.log_gain"}
+    before = loss.link.log_gain.clone()
+    loss.load_state_dict({})  # of an original, which has nothing to save
+    assert loss.link.log_gain == before
+    wrapped = nn.ModuleList([loss])
+    wrapped.load_state_dict({})
+    wrapped.load_state_dict({"0.link.log_gain": torch.tensor(0.5)})
+    assert loss.link.log_gain == 0.5
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"link\.moment"'):
+        loss.load_state_dict({"link.moment": torch.tensor(0.5)})
 
 
 @SOME_WARN
@@ -150,7 +281,7 @@ def test_what_a_link_learns_and_measures_is_the_losss(case):
     measured = case.make(link=CalibratedLogOdds())
     case.call(measured)
     assert 0 < measured.link.moment < 1
-    if isinstance(loss, nn.Module):  # PyGCL's losses are none
+    if isinstance(loss, nn.Module):  # PyGCL's losses are no modules
         assert loss.link.log_scale in set(loss.parameters())
         assert {"link.log_scale"} == set(loss.state_dict())
         assert measured.double().link.moment.dtype == torch.float64
@@ -176,7 +307,7 @@ def test_the_backend_is_an_argument_and_an_attribute(case):
 @EVERY
 def test_a_repr_says_whether_a_loss_is_free(case):
     free, scaled = case.make(backend="blockwise"), case.make(**{case.temperature: case.value})
-    assert "LogOdds(gain=1.0" in repr(free)
+    assert f"{case.default.__name__}(gain=1" in repr(free)
     assert "backend='blockwise'" in repr(free)
     assert "LogOdds" not in repr(scaled)
     assert f"Temperature(tau={scaled.link.tau})" in repr(scaled)
@@ -187,7 +318,8 @@ def test_a_twin_keeps_a_free_link_and_the_backend(case):
     twin = temperature_free(case.make(link=LogOdds(gain=2.0), backend="blockwise"))
     assert (twin.link.gain, twin.backend) == (2.0, "blockwise")
     twin = temperature_free(case.make(link=LearnableTemperature()))
-    assert isinstance(twin.link, LogOdds)
+    assert type(twin.link) is case.default
+    assert type(temperature_free(case.make(link=LogOdds()), link="calibrated").link) is CalibratedLogOdds
 
 
 def test_masks_are_measured_as_the_core_measures():
@@ -219,11 +351,25 @@ def test_a_link_is_measured_once_a_loss():
         assert loss.link.prepared == 1
 
 
+def test_one_softmax_over_two_directions_has_one_gain():
+    a = rows(64, 16)
+    near = a.detach() + rows(64, 16, seed=1).detach()
+    loss, once = ranking(directions=("query_to_doc", "doc_to_query"))(), FittedLogOdds()
+    found = loss.compute_loss_from_embeddings([a, near])
+    both = [taufree.info_nce(a, near, link=once, reduction="none")]
+    both.append(taufree.info_nce(near, a, link=LogOdds(gain=once.gain), reduction="none"))
+    assert loss.link.log_gain == once.log_gain > 0
+    agree(found, torch.logaddexp(*both).mean(), a)
+
+
 def test_the_function_of_info_nce_takes_both():
     expected = info_nce.info_nce(A, B, temperature=TAU)
     agree(info_nce.info_nce(A, B, link=Linear(), backend="blockwise"), expected, A, B)
     with pytest.raises(ValueError, match=r"^temperature must be None with a link, got 0\.3\.$"):
         info_nce.info_nce(A, B, temperature=TAU, link=LogOdds())
+    agree(info_nce.info_nce(A, B, link=TAU), info_nce.info_nce(A, B, temperature=torch.tensor(TAU)), A, B)
+    with pytest.raises(ValueError, match=r"^link must be a Link that you keep from loss to loss"):
+        info_nce.info_nce(A, B, link="fitted")
 
 
 def test_open_clips_loss_takes_a_link_or_the_learned_scale():
@@ -245,7 +391,10 @@ def test_open_clips_loss_takes_a_link_or_the_learned_scale():
     assert scaled.link is None
     assert "use_logit_scale=True" in repr(scaled)
     assert "LogOdds" not in repr(scaled)
-    assert "(link): LogOdds(" in repr(clip.ClipLoss())
+    assert "(link): FittedLogOdds(" in repr(clip.ClipLoss())
+    torch.testing.assert_close(clip.ClipLoss(link=TAU)(A, B), theirs())
+    assert isinstance(clip.ClipLoss(link="free").link, LogOdds)
+    clip.ClipLoss().load_state_dict(open_clip.ClipLoss().state_dict())
     loss.use_logit_scale = True
     assert loss.link is None
     assert loss(*unit, logit_scale=1 / TAU) == theirs()

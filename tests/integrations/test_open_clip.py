@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from examples.clip import batch, main, things, tiny_clip
-from taufree import LogOdds
+from taufree import FittedLogOdds, LogOdds, info_nce
 from taufree.integrations import open_clip as integration
 from taufree.integrations.open_clip import ClipLoss, temperature_free
 
@@ -40,11 +40,25 @@ def test_without_it_is_both_directions_on_the_log_odds():
     image, text = (normalize(x.double(), dim=1) for x in inputs.values())
     logits, own = LogOdds()(image @ text.T), torch.arange(len(image))
     expected = (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
-    found = ClipLoss()(**inputs)
+    found = ClipLoss(link="free")(**inputs)
     torch.testing.assert_close(found, expected.float())
     grads = (torch.autograd.grad(x, list(inputs.values())) for x in (found, expected))
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_default_fits_its_gain():
+    draw = torch.Generator().manual_seed(0)
+    image = torch.randn(64, 16, generator=draw)
+    text = image + torch.randn(64, 16, generator=draw)
+    loss, link = ClipLoss(), FittedLogOdds()
+    for _ in range(8):
+        assert loss(image.requires_grad_(), text) == info_nce(image, text, symmetric=True, link=link)
+    assert loss.link.gain == link.gain > 3
+    before = loss.link.gain
+    with torch.no_grad():
+        loss(image, -text)
+    assert loss.link.gain == before  # an evaluation leaves it
 
 
 @pytest.mark.parametrize("scale", [14.3, float("inf"), float("nan")])
@@ -122,8 +136,10 @@ def test_an_argument_that_no_version_has_is_refused():
 
 
 def test_what_cannot_be_done_is_said():
-    with pytest.raises(TypeError, match=r"loss must be an open_clip ClipLoss, got CoCaLoss\."):
+    with pytest.raises(TypeError, match=r"got CoCaLoss of open_clip\.loss, which overrides forward\.$"):
         temperature_free(open_clip.CoCaLoss(1.0, 1.0))
+    with pytest.raises(TypeError, match=r"^loss must be one of ClipLoss, got SigLipLoss of open_clip"):
+        temperature_free(open_clip.loss.SigLipLoss())
     with pytest.raises(ValueError, match="use_horovod must be False"):
         ClipLoss(world_size=2, use_horovod=True)
     image, text = features().values()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
 
-from taufree import nt_xent, sup_con
+from taufree import nt_xent, sup_con, temperature_free
 from taufree.integrations.pytorch_metric_learning import NTXentLoss, SupConLoss
 from tests.support.comparison import agree, rows
 from tests.support.largest import Largest
@@ -178,15 +178,84 @@ def test_memory():
         assert most.numel <= 2**18  # a tile
 
 
-def test_another_distance_is_refused():
+class Squared(distances.CosineSimilarity):
+    def compute_mat(self, query_emb, ref_emb):
+        return super().compute_mat(query_emb, ref_emb) ** 2
+
+
+OTHERS = {
+    "LpDistance": distances.LpDistance(),
+    "SNRDistance": distances.SNRDistance(),
+    "Squared": Squared(),
+    "DotProductSimilarity(normalize_embeddings=False, power=1, p=2)": distances.DotProductSimilarity(
+        normalize_embeddings=False
+    ),
+    "CosineSimilarity(normalize_embeddings=True, power=2, p=2)": distances.CosineSimilarity(power=2),
+    "CosineSimilarity(normalize_embeddings=True, power=1, p=1)": distances.CosineSimilarity(p=1),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_distance_is_the_librarys_with_a_temperature_and_refused_without(ours, theirs, name):
+    options, labels = {"distance": OTHERS[name]}, LABELS % 6
+    agree(ours(0.5, **options)(Z, labels), theirs(0.5, **options)(Z, labels), Z)
+    told = f"distance must be CosineSimilarity() with power=1 and p=2 unless .* got {name}."
+    for make in (
+        lambda: ours(**options),
+        lambda: ours(link="learnable", **options),
+        lambda: temperature_free(theirs(0.5, **options)),
+    ):
+        with pytest.raises(ValueError, match=told.replace("(", r"\(").replace(")", r"\)")):
+            make()
+    later = ours(0.5, **options)
+    later.temperature = None
+    with pytest.raises(ValueError, match=r"^distance must be"):
+        later(Z, labels)
+    with pytest.raises(ValueError, match=r'^backend must be "auto" or "reference" with another distance'):
+        ours(0.5, backend="blockwise", **options)
+
+
+@BOTH
+def test_normalised_dot_products_are_cosines(ours, theirs):
+    options = {"distance": distances.DotProductSimilarity(normalize_embeddings=True)}
+    agree(ours(0.1, **options)(Z, PAIRS), theirs(0.1, **options)(Z, PAIRS), Z)
+    agree(ours(**options)(Z, PAIRS), ours()(Z, PAIRS), Z)
+    assert temperature_free(theirs(0.1, **options))(Z, PAIRS) == ours()(Z, PAIRS)
+
+
+@BOTH
+def test_a_loss_of_ones_own_is_computed_or_refused(ours, theirs):
+    class Doubled(ours):
+        def _compute_loss(self, *args):
+            found = super()._compute_loss(*args)
+            found["loss"]["losses"] = 2 * found["loss"]["losses"]
+            return found
+
+    agree(Doubled(0.1)(Z, LABELS), 2 * theirs(0.1)(Z, LABELS), Z)
+    with pytest.raises(ValueError, match=r"^temperature must be given with a _compute_loss .* Doubled"):
+        Doubled()
+
+
+def test_the_anchors_that_count_are_the_originals():
+    """The default reducer leaves out losses of 0, to which float32 rounds those of easy anchors."""
+    easy = [[1, 0, 0], [1, 0, 0], [-1, 0.2, 0], [-1, 0.2, 0], [-1, -0.2, 0.3], [-1, -0.2, -0.3]]
+    z, labels = torch.tensor(easy).requires_grad_(), torch.arange(6) // 2
+    reference = z.detach().clone()
+    for rest in ((), (None, reference, labels.clone())):
+        found, expected = (kind(0.1)(z, labels, *rest) for kind in (SupConLoss, losses.SupConLoss))
+        agree(found, expected, z)
+    assert losses.SupConLoss(0.1)(z, labels).item() == pytest.approx(0.956, abs=1e-3)
+    mean = {"reducer": reducers.MeanReducer()}
+    agree(SupConLoss(0.1, **mean)(z, labels), losses.SupConLoss(0.1, **mean)(z, labels), z)
+    free = SupConLoss(reducer=reducers.DoNothingReducer())(z, labels)["loss"]["losses"]
+    assert (free > 0).all()  # nothing is rounded without a temperature
+
+
+def test_bad_temperatures():
     for kind in (NTXentLoss, SupConLoss):
-        with pytest.raises(ValueError, match=r"distance must be CosineSimilarity.* got LpDistance"):
-            kind(distance=distances.LpDistance())
         with pytest.raises(ValueError, match="must be a positive number, got -1"):
             kind(-1)
-        for options in ({"power": 2}, {"p": 1}):
-            with pytest.raises(ValueError, match=r"^distance must be .* with power=1 and p=2, got power="):
-                kind(distance=distances.CosineSimilarity(**options))
 
 
 @BOTH

@@ -92,6 +92,8 @@ def test_sgl_without_a_temperature_in_the_configuration_is_free():
     config, train, *_ = prepared(SGL)
     assert config["ssl_tau"] == 0.5  # RecBole's default, which is not read
     assert isinstance(SGL(config, train.dataset).link, LogOdds)
+    config["temperature"] = "fitted"
+    assert isinstance(SGL(config, train.dataset).link, taufree.FittedLogOdds)
 
 
 @pytest.mark.parametrize("tau", [0.3, None])
@@ -117,8 +119,12 @@ def test_fearecs_two_logits_have_the_gradient_of_nt_xent():
     assert torch.allclose(*gradients, atol=1e-7)
     alone = cross_entropy(*model.info_nce(a[:1], b[:1], temp=None, batch_size=1))
     assert torch.autograd.grad(alone, a)[0].abs().sum() == 0
-    with pytest.raises(ValueError, match=r"sim must be 'cos' for a link of cosines, got 'dot'\."):
+    with pytest.raises(ValueError, match=r"^sim must be 'cos' for a link of cosines, got 'dot': give a"):
         model.info_nce(a, b, temp=1.0, batch_size=12, sim="dot")
+    model.link, model.batch_size, model.mask_default = 0.3, 0, None
+    found = model.info_nce(a, b, temp=None, batch_size=12, sim="dot")
+    theirs = sequential_recommender.FEARec.info_nce(model, a, b, temp=0.3, batch_size=12, sim="dot")
+    assert all(map(torch.equal, found, theirs))
 
 
 def bare(kind, link):
@@ -162,10 +168,14 @@ def test_link_and_backend_are_attributes():
     ):
         with pytest.raises(ValueError, match=r'^backend="triton" cannot compute'):
             call()
-    with pytest.raises(TypeError, match=r"^link must be a taufree\.Link"):
-        model.link = 0.5
+    with pytest.raises(TypeError, match=r"^link must be a taufree\.Link .* got list"):
+        model.link = [0.5]
     model.temperature = 0.5  # a model's own, of another term
     assert isinstance(model.link, LogOdds)
+    model.link = 0.5
+    assert model.link.tau == 0.5
+    model.link = "fitted"
+    assert isinstance(model.link, taufree.FittedLogOdds)
 
 
 def test_all_rows_are_candidates_once():

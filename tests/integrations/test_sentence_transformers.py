@@ -1,5 +1,6 @@
 """The ranking losses: with a scale they are the library's, without the same on log-odds."""
 
+import inspect
 import itertools
 import json
 import runpy
@@ -10,8 +11,9 @@ import torch
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
 
+import taufree
 from examples.sentences import main, sentences, tiny_model
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature
+from taufree import CalibratedLogOdds, FittedLogOdds, LearnableTemperature, LogOdds, Temperature
 from taufree.integrations import sentence_transformers as integration
 from taufree.integrations.sentence_transformers import (
     CachedMultipleNegativesRankingLoss,
@@ -121,7 +123,7 @@ def test_a_scale_that_is_set_later_is_the_librarys(model, name):
         )
     agree(*values, embeddings)
     kinds[0].scale = None
-    assert isinstance(kinds[0].link, LogOdds)
+    assert isinstance(kinds[0].link, FittedLogOdds)
     with pytest.raises(ValueError, match=r"^scale must be a positive number, got -1\.$"):
         kinds[0].scale = -1
     assert kinds[0].scale is None
@@ -135,19 +137,36 @@ def log_odds(a, b):
 @each_width
 def test_without_it_is_the_librarys_on_log_odds(model, settings, columns):
     embeddings = columns_of(columns)
-    found = MultipleNegativesRankingLoss(model, **settings)
+    found = MultipleNegativesRankingLoss(model, link="free", **settings)
     expected = losses.MultipleNegativesRankingLoss(model, 1.0, log_odds, **settings)
     agree(*(x.compute_loss_from_embeddings(embeddings, None) for x in (found, expected)), embeddings)
 
 
 def test_hardness_adds_the_cosine_to_the_log_odds_of_negatives(model):
     query, doc, *hard = columns_of(3)
-    found = MultipleNegativesRankingLoss(model, hardness_mode="all_negatives", hardness_strength=2.0)
+    settings = {"hardness_mode": "all_negatives", "hardness_strength": 2.0}
+    found = MultipleNegativesRankingLoss(model, link="free", **settings)
     cosine = util.cos_sim(query.double(), torch.cat([doc, *hard]).double())
     own = torch.eye(9, 18, dtype=torch.bool)
     logits = LogOdds()(cosine) + 2 * cosine.detach() * ~own
     expected = (logits.logsumexp(1) - logits[own]).mean()
     agree(found.compute_loss_from_embeddings([query, doc, *hard], None), expected, [query, doc, *hard])
+
+
+@pytest.mark.parametrize("link", ["free", LearnableTemperature(0.2), CalibratedLogOdds()], ids=str)
+@pytest.mark.parametrize("partition", ["joint", "per_direction"])
+@pytest.mark.parametrize("directions", [DIRECTIONS[0], DIRECTIONS[2]], ids=["forward", "both"])
+@pytest.mark.parametrize("mode", MODES)
+@each_width
+def test_hardness_by_the_core_is_that_of_all_pairs(model, link, partition, directions, mode, columns):
+    settings = {"partition_mode": partition, "hardness_mode": mode, "hardness_strength": 3.0}
+    loss = MultipleNegativesRankingLoss(model, link=link, directions=directions, **settings)
+    embeddings = columns_of(columns)
+    found = loss.compute_loss_from_embeddings(embeddings, None)
+    query, *docs = embeddings
+    expected = integration._dense(loss, query, docs, loss.link)
+    learned = [*embeddings, *loss.link.parameters()]
+    agree(found, expected, learned)
 
 
 def test_another_similarity_is_the_librarys(model):
@@ -213,7 +232,7 @@ def test_it_says_what_it_is(model, kind):
     free, scaled = kind(model, directions=DIRECTIONS[2]), kind(model, scale=20.0)
     config = json.loads(json.dumps(free.get_config_dict()))
     assert config["scale"] is None
-    assert config["link"] == "LogOdds(gain=1.0, resolution=0.0001)"
+    assert config["link"] == "FittedLogOdds(gain=1, resolution=0.0001)"
     assert config["directions"] == list(DIRECTIONS[2])
     assert (free.temperature, scaled.temperature) == (None, 0.05)
     assert scaled.get_config_dict()["link"] == "Temperature(tau=0.05)"
@@ -242,8 +261,60 @@ def test_the_twin_keeps_model_and_settings(model, name):
     assert isinstance(temperature_free(twin).link, CalibratedLogOdds)
 
 
+def test_the_signature_is_the_librarys(model):
+    for kind in (MultipleNegativesRankingLoss, CachedMultipleNegativesRankingLoss):
+        found = inspect.signature(kind).parameters
+        theirs = inspect.signature(getattr(losses, kind.__name__)).parameters
+        assert [*found] == [*theirs, "link", "backend"]
+        assert {name for name in theirs if found[name] != theirs[name]} == {"scale"}
+        assert found["scale"].default is None
+
+    class Mine(MultipleNegativesRankingLoss):
+        def __init__(self, model, width):
+            super().__init__(model)
+
+    assert [*inspect.signature(Mine).parameters] == ["model", "width"]
+
+
+@pytest.mark.parametrize("settings", HARDER[:3], ids=MODES)
+def test_with_a_scale_hardness_is_computed_by_the_library(model, settings):
+    embeddings = columns_of(3)
+    kinds = MultipleNegativesRankingLoss, losses.MultipleNegativesRankingLoss
+    found, expected = (
+        kind(model, 20.0, **settings).compute_loss_from_embeddings(embeddings, None) for kind in kinds
+    )
+    assert found == expected  # to the last digit
+    with pytest.raises(ValueError, match=r'^backend must be "auto" or "reference" with these directions or'):
+        kinds[0](model, 20.0, backend="blockwise", **settings).compute_loss_from_embeddings(embeddings, None)
+
+
+@pytest.mark.parametrize("name", ["MultipleNegativesRankingLoss", "CachedMultipleNegativesRankingLoss"])
+def test_a_twin_of_a_wrapped_loss_is_wrapped(model, name):
+    inner = getattr(losses, name)(model, scale=30.0)
+    wrapped = losses.MatryoshkaLoss(model, inner, [64, 16], matryoshka_weights=[1.0, 0.5])
+    twin = taufree.temperature_free(wrapped, link="free")
+    assert type(twin) is losses.MatryoshkaLoss
+    assert type(twin.loss) is getattr(integration, name)
+    assert twin.model is twin.loss.model is model
+    assert inner.scale == 30.0
+    expected = losses.MatryoshkaLoss(
+        model, getattr(integration, name)(model, link="free"), [64, 16], matryoshka_weights=[1.0, 0.5]
+    )
+    with torch.no_grad():
+        found, expected = (loss(tokens(model, 2), None) for loss in (twin, expected))
+        assert found == expected != wrapped(tokens(model, 2), None)
+    assert isinstance(temperature_free(wrapped).loss.link, FittedLogOdds)
+    if name.startswith("Multiple"):
+        layers = losses.Matryoshka2dLoss(model, inner, [64, 16])
+        twin = temperature_free(layers)
+        assert type(twin) is losses.Matryoshka2dLoss
+        assert type(twin.loss.loss) is MultipleNegativesRankingLoss
+        assert type(layers.loss.loss) is losses.MultipleNegativesRankingLoss
+        assert twin(tokens(model, 2), None).isfinite()
+
+
 def test_what_cannot_be_done_is_said(model):
-    with pytest.raises(TypeError, match=r"got CosineSimilarityLoss\.$"):
+    with pytest.raises(TypeError, match=r"^loss must be one of Cached.* got CosineSimilarityLoss of"):
         temperature_free(losses.CosineSimilarityLoss(model))
     with pytest.raises(ValueError, match="queries and documents at least, got 1 columns"):
         MultipleNegativesRankingLoss(model).compute_loss_from_embeddings(columns_of(1), None)
@@ -253,10 +324,14 @@ def test_what_cannot_be_done_is_said(model):
     ("count", "directions"),
     [(3, ("query_to_doc",)), (3, ("query_to_doc", "doc_to_query")), (2, DIRECTIONS[-1])],
 )
-def test_memory_is_linear_in_the_batch(model, count, directions):
+@pytest.mark.parametrize("hardness", [0.0, 3.0])
+def test_memory_is_linear_in_the_batch(model, count, directions, hardness):
+    if hardness and directions == DIRECTIONS[-1]:
+        return  # computed on all pairs
     n = 2048
     embeddings = columns_of(count, n=n)
-    loss = MultipleNegativesRankingLoss(model, directions=directions)
+    settings = {"hardness_mode": "all_negatives", "hardness_strength": hardness} if hardness else {}
+    loss = MultipleNegativesRankingLoss(model, directions=directions, **settings)
     loss.compute_loss_from_embeddings(embeddings, None)  # whatever is made once and for all
     with Largest() as most:
         loss.compute_loss_from_embeddings(embeddings, None).backward()
@@ -268,7 +343,7 @@ def test_the_librarys_trainer_trains_with_it_and_the_model_card_cites_the_paper(
     assert after > max(0.3, 3 * before)
     card = (tmp_path / "README.md").read_text()
     assert "MultipleNegativesRankingLoss" in card
-    assert '"link": "LogOdds(gain=1.0, resolution=0.0001)"' in card
+    assert '"link": "FittedLogOdds(gain=' in card
     assert "kim2025temperaturefree" in card
 
 

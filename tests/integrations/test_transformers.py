@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
@@ -45,9 +46,11 @@ def rows(labels=True):
     return [{**row, "labels": i % 3} for i, row in enumerate(data)] if labels else data
 
 
-def trained(folder, function, data, **arguments):
+def trained(folder, function, data, held=None, **arguments):
     torch.manual_seed(0)
     encoder = Encoder()
+    if held is not None:
+        encoder.loss = held
     optimizer = Recording(encoder)
     trainer = Trainer(
         model=encoder,
@@ -106,6 +109,21 @@ def test_an_evaluation_does_not_move_a_calibrated_link(tmp_path):
     assert moment != 1
     trainer.evaluate([{**row, "b": row["b"] + 9} for row in rows()])
     assert link.moment == moment
+
+
+def test_without_a_loss_it_is_info_nce_with_a_fitted_gain():
+    function = ContrastiveLoss(None, "query", "key")
+    assert isinstance(function.loss, taufree.InfoNCE)
+    assert isinstance(function.loss.link, taufree.FittedLogOdds)
+
+
+def test_a_loss_that_the_model_holds_is_saved_with_its_gain(tmp_path):
+    function = ContrastiveLoss(None, "query", "key")
+    trainer, _ = trained(tmp_path, function, rows(), held=function.loss)
+    function.loss.link.log_gain.fill_(0.7)
+    trainer.save_model(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved["loss.link.log_gain"].item() == pytest.approx(0.7)
 
 
 def test_without_labels_the_trainer_would_scale_wrongly(tmp_path):

@@ -7,10 +7,10 @@ def rows(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
-def agree(ours, theirs, *inputs):
+def agree(ours, theirs, *inputs, retain=False):
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-    grads = zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True)
-    for one, other in grads:
+    grads = (torch.autograd.grad(loss, inputs, retain_graph=retain) for loss in (ours, theirs))
+    for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 

@@ -15,6 +15,7 @@ SETTINGS = {
     "both": {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"},
     "joint": {"directions": ("query_to_doc", "doc_to_query")},
     "all": {"directions": ALL},
+    "harder": {"hardness_mode": "all_negatives", "hardness_strength": 2.0},
     "dense": {"directions": ALL, "hardness_mode": "all_negatives", "hardness_strength": 2.0},
 }
 N, D = 5, 6

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import taufree
 from taufree.integrations import Linked, as_twin, link_of
-from taufree.links import Link
+from taufree.links import LinkLike
 from taufree.util.optional import needs
 
 with needs("taufree[info-nce]", "info_nce"):
@@ -28,11 +28,11 @@ class InfoNCE(Linked, original.InfoNCE):
 
     def __init__(
         self,
-        temperature: float | None = None,
+        temperature: float | Tensor | None = None,
         reduction: str = "mean",
         negative_mode: str = "unpaired",
         *,
-        link: Link | None = None,
+        link: LinkLike = None,
         backend: str = "auto",
     ) -> None:
         link_of(temperature, link=link)
@@ -55,11 +55,11 @@ def info_nce(
     query: Tensor,
     positive_key: Tensor,
     negative_keys: Tensor | None = None,
-    temperature: float | None = None,
+    temperature: float | Tensor | None = None,
     reduction: str = "mean",
     negative_mode: str = "unpaired",
     *,
-    link: Link | None = None,
+    link: LinkLike = None,
     backend: str = "auto",
 ) -> Tensor:
     """`info_nce.info_nce` with ``temperature=None`` by default.
@@ -67,10 +67,10 @@ def info_nce(
     Args:
         query, positive_key: [N, D]; without ``negative_keys`` the other positive keys are the negatives.
         negative_keys: [M, D] if ``negative_mode`` is "unpaired", [N, M, D] if it is "paired".
-        temperature: None for the log-odds, else the original's loss.
+        temperature: None for the log-odds, else the original's loss; a tensor gets its gradient.
         reduction: "mean", "sum" or "none".
         negative_mode: "unpaired" or "paired".
-        link: any other link, instead of a temperature.
+        link: instead of a temperature, any other link or the name "free".
         backend: see ``taufree.info_nce``.
     """
     if negative_mode not in DIMENSIONS:
@@ -84,13 +84,13 @@ def info_nce(
         query,
         positive_key,
         negative_keys,
-        link=link_of(temperature, link=link),
+        link=link_of(temperature, link=link, kept=False),
         reduction=reduction,
         backend=backend,
     )
 
 
-def temperature_free(loss: original.InfoNCE) -> InfoNCE:
-    """A copy of ``loss`` without its temperature."""
-    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE})
+def temperature_free(loss: original.InfoNCE, link: LinkLike = None) -> InfoNCE:
+    """A copy of ``loss`` without its temperature; see ``taufree.temperature_free``."""
+    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE}, link)
     return twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,15 +12,16 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.checks import check_alike
-from taufree.dtypes import result_dtype
+from taufree.dtypes import result_dtype, wide_dtype
 from taufree.integrations import Linked, as_twin, decoupled, link_of, positive
-from taufree.links import Link
+from taufree.links import Link, LinkLike
 from taufree.masked import paired_logits
 from taufree.util.optional import needs
 
 with needs("taufree[lightly]", "lightly"):
     from lightly import loss as original
     from lightly.models.modules.memory_bank import MemoryBankModule
+    from lightly.utils import dist
 
 
 class NTXentLoss(Linked, original.NTXentLoss):
@@ -29,11 +31,11 @@ class NTXentLoss(Linked, original.NTXentLoss):
     mean over all ranks, where lightly's is that over the own rows; the gradients are the same.
 
     Args:
-        temperature: None for the log-odds, else lightly's loss.
+        temperature: None for the log-odds, else lightly's loss; a parameter is learned.
         memory_bank_size: 0 for SimCLR; (size, D) for MoCo, where the keys of past batches are the negatives;
             a size alone takes D from the first batch.
         gather_distributed: contrast with the batches of all ranks; with a bank, store them.
-        link: any other link, instead of a temperature.
+        link: instead of a temperature, any other link or its name.
         backend: see ``taufree.nt_xent``.
 
     Shape:
@@ -51,11 +53,11 @@ class NTXentLoss(Linked, original.NTXentLoss):
 
     def __init__(
         self,
-        temperature: float | None = None,
+        temperature: float | Tensor | None = None,
         memory_bank_size: int | Sequence[int] = 0,
         gather_distributed: bool = False,
         *,
-        link: Link | None = None,
+        link: LinkLike = None,
         backend: str = "auto",
     ) -> None:
         link_of(temperature, link=link)
@@ -74,12 +76,8 @@ class NTXentLoss(Linked, original.NTXentLoss):
             with torch.inference_mode(False):  # a trainer's first call may be an evaluation
                 self.memory_bank = MemoryBankModule(size, self.gather_distributed).to(out1.device)
             self.size_without_width = 0
-        bank, width = self.memory_bank.bank, out1.shape[1]
-        if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
-            raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
-        unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
-        negatives = self.memory_bank(unit, update=out0.requires_grad)[1]
-        if negatives is None:
+        size = self.memory_bank.size  # an integer in older versions
+        if (size if isinstance(size, int) else size[0]) == 0:
             return nt_xent(
                 out0,
                 out1,
@@ -87,7 +85,11 @@ class NTXentLoss(Linked, original.NTXentLoss):
                 gather_distributed=self.gather_distributed,
                 backend=self.backend,
             )
-        negatives = negatives.T.to(out0.device)
+        bank, width = self.memory_bank.bank, out1.shape[1]
+        if bank.dim() == 2 and len(bank) and bank.shape[1] != width:
+            raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
+        unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
+        negatives = self.memory_bank(unit, update=out0.requires_grad)[1].T.to(out0.device)
         return info_nce(out0, out1, negatives, link=self.link, backend=self.backend)
 
 
@@ -98,15 +100,15 @@ class DCLLoss(Linked, original.DCLLoss):
     weight and S the sum of the negatives'. A ``weight_fn`` w multiplies the positive's logit:
     -w log p + log S.
 
-    An anchor without negatives has loss 0, where lightly's is -inf. That is a batch of one, and a temperature
-    so low (0.02) that S / p is no longer a float32.
+    A batch of one has no negatives and loss 0, where lightly's is -inf. Where S / p may leave the range of
+    float32, at temperatures below 0.025, the loss is computed in float64; its smallest value is then -708.
 
     Args:
-        temperature: None for the log-odds, else lightly's loss.
+        temperature: None for the log-odds, else lightly's loss; a parameter is learned.
         weight_fn: called with the normalised views, [N, D] each; returns the weights of the first view's
             positives, [N].
         gather_distributed: contrast with the batches of all ranks; the value is that of the own rows.
-        link: any other link, instead of a temperature.
+        link: instead of a temperature, any other link or its name.
         backend: see ``taufree.nt_xent``.
 
     Examples:
@@ -117,11 +119,11 @@ class DCLLoss(Linked, original.DCLLoss):
 
     def __init__(
         self,
-        temperature: float | None = None,
+        temperature: float | Tensor | None = None,
         weight_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
         gather_distributed: bool = False,
         *,
-        link: Link | None = None,
+        link: LinkLike = None,
         backend: str = "auto",
     ) -> None:
         link_of(temperature, link=link)
@@ -130,22 +132,25 @@ class DCLLoss(Linked, original.DCLLoss):
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         check_alike(out0=out0, out1=out1)
+        dtype = result_dtype(out0, out1)
+        wide = wide_dtype(out0.device) if _leaves_float32(self.link) else dtype
+        views = [x.to(wide) for x in (out0, out1)] if wide != dtype else [out0, out1]
         coupled = nt_xent(
-            out0,
-            out1,
+            *views,
             link=self.link,
             reduction="none",
             gather_distributed=self.gather_distributed,
             backend=self.backend,
         )
-        alone = coupled == 0
+        if len(out0) == 1 and not (self.gather_distributed and dist.world_size() > 1):
+            return coupled.mean().to(dtype)  # 0
         losses = decoupled(coupled)
         if self.weight_fn is not None:
-            views = normalize(out0, dim=1), normalize(out1, dim=1)
-            weights = torch.cat([self._weights(*views), self._weights(*views[::-1])])
+            unit = [normalize(x.to(dtype), dim=1) for x in (out0, out1)]
+            weights = torch.cat([self._weights(*unit), self._weights(*unit[::-1])])
             positive = paired_logits(out0, out1, self.link)  # which nt_xent has prepared
             losses = losses + (1 - weights) * positive.repeat(2).to(losses.dtype)
-        return losses.masked_fill(alone, 0).mean()
+        return losses.mean().to(dtype)
 
     def _weights(self, out0: Tensor, out1: Tensor) -> Tensor:
         found = torch.as_tensor(self.weight_fn(out0, out1), device=out0.device)
@@ -159,11 +164,11 @@ class DCLWLoss(DCLLoss, original.DCLWLoss):
 
     def __init__(
         self,
-        temperature: float | None = None,
+        temperature: float | Tensor | None = None,
         sigma: float = 0.5,
         gather_distributed: bool = False,
         *,
-        link: Link | None = None,
+        link: LinkLike = None,
         backend: str = "auto",
     ) -> None:
         link_of(temperature, link=link)
@@ -172,11 +177,27 @@ class DCLWLoss(DCLLoss, original.DCLWLoss):
         self._set_options(temperature, link, backend)
 
 
-def temperature_free(loss: Any) -> Any:
-    """A copy of lightly's ``loss`` without its temperature; what is in its memory bank is kept."""
+def _leaves_float32(link: Link) -> bool:
+    """Whether exp(l - l') of two logits may be too small for float32, as far as that is known without waiting
+    for a GPU."""
+    if link.formula is None:
+        return False
+    scale = link.formula_scale()
+    if isinstance(scale, Tensor):
+        if scale.device.type != "cpu":
+            return False
+        scale = scale.item()
+    delta = link.formula.resolution
+    largest = 1.0 if link.formula.kind == "linear" else math.log1p(2 / delta) if delta else math.inf
+    return 2 * scale * largest > 80
+
+
+def temperature_free(loss: Any, link: LinkLike = None) -> Any:
+    """A copy of lightly's ``loss`` without its temperature, with what is in its memory bank; see
+    ``taufree.temperature_free``."""
     twins = {
         original.NTXentLoss: NTXentLoss,
         original.DCLLoss: DCLLoss,
         original.DCLWLoss: DCLWLoss,
     }
-    return as_twin(loss, twins)
+    return as_twin(loss, twins, link)

@@ -1,4 +1,4 @@
-"""open_clip's ``ClipLoss`` without a temperature: give it to the training loop in place of the original."""
+"""open_clip's ``ClipLoss`` with a link: give it to the training loop in place of the original."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from taufree import distributed
 from taufree.checks import check_alike
 from taufree.functional import info_nce
-from taufree.integrations import Linked, free_options
-from taufree.links import Link
+from taufree.integrations import Linked, free_options, twin_of
+from taufree.links import FittedLogOdds, LinkLike
 from taufree.util.optional import needs
 
 with needs("taufree[open-clip]", "open_clip"):
@@ -22,7 +22,10 @@ TAKEN = inspect.signature(open_clip.ClipLoss).parameters.keys()  # what the inst
 
 
 class ClipLoss(Linked, open_clip.ClipLoss):
-    """CLIP's loss, the mean of image-to-text and text-to-image, on the log-odds of the cosines.
+    """CLIP's loss, the mean of image-to-text and text-to-image, on the fitted log-odds of the cosines.
+
+    The vectors themselves are compared, so the link is ``taufree.FittedLogOdds``, whose gain takes the place
+    of the learned scale.
 
     The arguments are open_clip's, and three more. Over several ranks the gradient is always that of one
     process on the whole batch, for any ``local_loss`` and ``gather_with_grad``, and no rank holds the matrix
@@ -33,7 +36,7 @@ class ClipLoss(Linked, open_clip.ClipLoss):
         world_size: more than 1 contrasts with the batches of all ranks.
         use_horovod: possible only with the learned scale, and with a version of open_clip that has it.
         use_logit_scale: True is open_clip's own loss, with the scale that the model learns, to compare with.
-        link: any other link than the log-odds; None with the learned scale.
+        link: any other link, a temperature or a link's name; None with the learned scale.
         backend: see ``taufree.info_nce``; the learned scale allows "auto" and "reference".
         kwargs: whatever else the installed version takes.
 
@@ -50,6 +53,7 @@ class ClipLoss(Linked, open_clip.ClipLoss):
     """
 
     temperature_name = None
+    default_link = FittedLogOdds
     use_logit_scale = False
 
     def __init__(
@@ -62,7 +66,7 @@ class ClipLoss(Linked, open_clip.ClipLoss):
         use_horovod: bool = False,
         use_logit_scale: bool = False,
         *,
-        link: Link | None = None,
+        link: LinkLike = None,
         backend: str = "auto",
         **kwargs: Any,
     ) -> None:
@@ -138,11 +142,11 @@ class ClipLoss(Linked, open_clip.ClipLoss):
         return {"contrastive_loss": loss} if output_dict else loss
 
 
-def temperature_free(loss: open_clip.ClipLoss) -> ClipLoss:
-    """The twin of an open_clip ``ClipLoss``, with its settings and without its temperature."""
-    if type(loss) not in (open_clip.ClipLoss, ClipLoss):
-        raise TypeError(f"loss must be an open_clip ClipLoss, got {type(loss).__name__}.")
-    return ClipLoss(**{name: getattr(loss, name) for name in TAKEN}, **free_options(loss))
+def temperature_free(loss: open_clip.ClipLoss, link: LinkLike = None) -> ClipLoss:
+    """The twin of an open_clip ``ClipLoss``, with its settings and without its temperature; see
+    ``taufree.temperature_free``."""
+    twin_of(type(loss), {open_clip.ClipLoss: ClipLoss})
+    return ClipLoss(**{name: getattr(loss, name) for name in TAKEN}, **free_options(loss, link))
 
 
 def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor
 
 from taufree import info_nce, nt_xent
 from taufree.integrations import Linked, as_twin, link_of
-from taufree.links import LearnableTemperature, Link, Temperature
+from taufree.links import LearnableTemperature, LinkLike, Temperature
 from taufree.masked import check_rows, masked_losses
 from taufree.util.optional import needs
 
 with needs("taufree[pygcl]", "GCL"):
     from GCL import losses as original
+    from GCL.models import DualBranchContrast, SingleBranchContrast
 
 
 class InfoNCE(Linked, original.InfoNCE):
@@ -30,15 +32,17 @@ class InfoNCE(Linked, original.InfoNCE):
     once (in PyGCL twice), an anchor without a positive has loss 0 (in PyGCL NaN).
 
     Args:
-        tau: None for the log-odds, else PyGCL's loss.
-        link: any other link, instead of ``tau``. As PyGCL's losses are no modules, the parameters of a
-            contrast model are without those of its link.
+        tau: None for the log-odds, else PyGCL's loss; a parameter is learned.
+        link: instead of ``tau``, any other link or its name. As PyGCL's losses are no modules, the parameters
+            of a contrast model are without those of its link.
         backend: see ``taufree.info_nce``; masks that are computed densely allow "auto" and "reference".
     """
 
     temperature_name = "tau"
 
-    def __init__(self, tau: float | None = None, *, link: Link | None = None, backend: str = "auto") -> None:
+    def __init__(
+        self, tau: float | Tensor | None = None, *, link: LinkLike = None, backend: str = "auto"
+    ) -> None:
         link_of(tau, "tau", link)
         super().__init__(tau)
         self._set_options(tau, link, backend)
@@ -52,14 +56,8 @@ class InfoNCE(Linked, original.InfoNCE):
         """The mean loss of anchors [N, D] against samples [M, D], by masks [N, M]."""
         check_rows(anchor=anchor, sample=sample)
         n, m = len(anchor), len(sample)
-        for name, mask in (("pos_mask", pos_mask), ("neg_mask", neg_mask)):
-            if not isinstance(mask, Tensor) or mask.shape != (n, m):
-                found = list(mask.shape) if isinstance(mask, Tensor) else mask
-                raise ValueError(f"{name} must have shape [{n}, {m}], got {found}.")
-            if ((mask != 0) & (mask != 1)).any():
-                raise ValueError(f"{name} must hold zeros and ones, got other numbers as well.")
-        link, positives = self.link, pos_mask != 0
-        candidates = positives | (neg_mask != 0)
+        link, positives = self.link, _as_booleans("pos_mask", pos_mask, n, m)
+        candidates = positives | _as_booleans("neg_mask", neg_mask, n, m)
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
         if intraview and not isinstance(link, Temperature | LearnableTemperature):
             for mask in (positives, candidates):
@@ -75,7 +73,22 @@ class InfoNCE(Linked, original.InfoNCE):
         return masked_losses(anchor, sample, positives, candidates, link).mean()
 
 
-def temperature_free(loss: original.InfoNCE) -> InfoNCE:
-    """A copy of ``loss`` without its temperature."""
-    twin: InfoNCE = as_twin(loss, {original.InfoNCE: InfoNCE})
-    return twin
+def _as_booleans(name: str, mask: Tensor, n: int, m: int) -> Tensor:
+    """A mask [n, m] of zeros and ones as booleans; raises if it is none."""
+    if not isinstance(mask, Tensor) or mask.shape != (n, m):
+        got = list(mask.shape) if isinstance(mask, Tensor) else mask
+        raise ValueError(f"{name} must have shape [{n}, {m}], got {got}.")
+    found = mask != 0
+    if not torch.equal(found.to(mask.dtype), mask):
+        raise ValueError(f"{name} must hold zeros and ones, got other numbers as well.")
+    return found
+
+
+def temperature_free(loss: Any, link: LinkLike = None) -> Any:
+    """A copy of ``loss``, which a contrast model may hold, without its temperature; see
+    ``taufree.temperature_free``."""
+    if isinstance(loss, SingleBranchContrast | DualBranchContrast):
+        found = copy.deepcopy(loss)
+        found.loss = temperature_free(found.loss, link)
+        return found
+    return as_twin(loss, {original.InfoNCE: InfoNCE}, link)

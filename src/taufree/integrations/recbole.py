@@ -5,8 +5,11 @@ itself, ``class Mine(TemperatureFreeInfoNCE, MyModel)``. The ready classes have 
 finds a model's default settings and its trainer by the name of its class.
 
 The configuration's ``temperature`` decides: absent or None is the free link, a number is that temperature,
-and then the loss is RecBole's own. The models' own temperatures (``ssl_tau``, ``ssl_temp``, ``tau``) are not
-read.
+and then the loss is RecBole's own; a link's name is that link. The models' own temperatures (``ssl_tau``,
+``ssl_temp``, ``tau``) are not read.
+
+The default is the paper's link and not the fitted one: the contrast is a term beside the loss that ranks, and
+compares two views of a user, of an item or of a sequence, never a user with an item.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taufree import Link, info_nce, nt_xent
-from taufree.integrations import Linked, decoupled, link_of
+from taufree import Link, Temperature, info_nce, nt_xent
+from taufree.integrations import Linked, decoupled
 from taufree.util.optional import needs
 
 # The import of RecBole turns PyTorch's anomaly detection on, which slows every backward.
@@ -37,7 +40,7 @@ class _LinkedModel(Linked):
 
     def __init__(self, config: Any, dataset: Any) -> None:
         super().__init__(config, dataset)  # type: ignore[call-arg]
-        self.link = link_of(config["temperature"])
+        self.link = config["temperature"]
 
 
 class TemperatureFreeSGL(_LinkedModel):
@@ -103,10 +106,17 @@ class TemperatureFreeInfoNCE(_LinkedModel):
 
         The caller takes the cross-entropy of them. With two logits 0 and log(exp(L) - 1) and label 0
         that is log(1 + exp(L) - 1) = L, so no row needs the logits of all its candidates. ``temp``, the
-        model's own temperature, is not used; ``sim`` must be the cosine, as no other similarity has log-odds.
+        model's own temperature, is not used. Another ``sim`` than the cosine has no log-odds: it needs a
+        temperature in the configuration, and then RecBole computes it.
         """
         if sim != "cos":
-            raise ValueError(f"sim must be 'cos' for a link of cosines, got {sim!r}.")
+            if type(self.link) is not Temperature:
+                raise ValueError(f"sim must be 'cos' for a link of cosines, got {sim!r}: give a temperature.")
+            self._check_dense(f"sim={sim!r}")
+            found: tuple[Tensor, Tensor] = super().info_nce(  # type: ignore[misc]
+                z_i, z_j, self.link.tau, batch_size, sim
+            )
+            return found
         losses = nt_xent(z_i, z_j, link=self.link, reduction="none", backend=self.backend)
         logits = torch.stack([torch.zeros_like(losses), decoupled(losses)], dim=1)
         return logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)

@@ -1,23 +1,28 @@
-"""sentence-transformers' ranking losses without a temperature, for its own trainer.
+"""sentence-transformers' ranking losses with a link, for its own trainer.
 
-The usual settings are computed by the core, in linear memory; the rest (``_dense``) on the matrix of all
-pairs, as in the library.
+The vectors are compared with each other, so without a scale the link is ``taufree.FittedLogOdds``. The usual
+settings are computed by the core, in linear memory; the rest on the matrix of all pairs: with a scale by the
+library, else by ``_dense``.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from taufree.convert import is_free
-from taufree.dtypes import result_dtype
+from taufree.dtypes import result_dtype, wide_dtype
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import Linked, free_options, link_of, positive
-from taufree.links import Link, LogOdds, Temperature
-from taufree.masked import masked_logits, prepare, similarity
+from taufree.integrations import Linked, decoupled, free_options, link_of, positive, twin_of
+from taufree.links import FittedLogOdds, Link, LinkLike, Measure, Temperature
+from taufree.links.temperature import Scaled
+from taufree.masked import masked_logits, paired_logits, prepare, similarity
 from taufree.util.optional import needs
 
 with needs("taufree[sentence-transformers]", "sentence_transformers"):
@@ -34,36 +39,74 @@ CITATION = """
     primaryClass={cs.LG}
 }
 """
+_Init = TypeVar("_Init", bound=Callable[..., None])
 BOTH_DIRECTIONS = {"query_to_doc", "doc_to_query"}
 ALL_DIRECTIONS = {*BOTH_DIRECTIONS, "query_to_query", "doc_to_doc"}
+
+
+class Scale(Scaled):
+    """The library's scale as a link, where it is a tensor; a parameter is learned."""
+
+    def formula_scale(self) -> Tensor:
+        return self.scale.reshape(()).to(wide_dtype(self.scale.device))
+
+
+class Harder(Link):
+    """A link with strength x cosine added to its logits, which gets no gradient: the library's hardness."""
+
+    def __init__(self, link: Link, strength: float) -> None:
+        super().__init__()
+        self.link, self.strength = link, strength
+
+    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.link.logit(cosine, gap, rise) + self.strength * cosine.detach()
+
+    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
+        return self.link.slope(cosine, gap, rise)
+
+    def prepare(self, measure: Measure) -> Link:
+        return Harder(self.link.prepare(measure), self.strength)
+
+    @property
+    def measures(self) -> bool:
+        return self.link.measures
 
 
 class _Free(Linked):
     """What both losses share: scale, link, citation and configuration."""
 
     temperature_name = "scale"
-    scale: float | None
+    default_link = FittedLogOdds
+    scale: float | Tensor | None
+    directions: tuple[str, ...]
+    hardness_mode: str | None
+    hardness_strength: float
 
     def __init__(
         self,
         model: nn.Module,
-        scale: float | None = None,
+        scale: float | Tensor | None = None,
         *args: Any,
-        link: Link | None = None,
+        link: LinkLike = None,
         backend: str = "auto",
         **kwargs: Any,
     ) -> None:
         link_of(scale, "scale", link)
-        super().__init__(model, 1.0 if scale is None else scale, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(model, 1.0, *args, **kwargs)  # type: ignore[call-arg]
         self._set_options(scale, link, backend)
         self._check_similarity()
 
-    def _link_of(self, temperature: float | None) -> Link:
+    def _link_of(self, temperature: float | Tensor | None) -> Link:
         """The library's scale is the inverse of a temperature."""
-        return LogOdds() if temperature is None else Temperature(1 / positive(temperature, "scale").tau)
+        if temperature is None:
+            return type(self).default_link()
+        tau = positive(temperature, "scale").tau
+        return Scale(tau) if isinstance(tau, Tensor) else Temperature(1 / tau)
 
-    def _temperature_of(self, link: Link) -> float | None:
-        return 1 / link.tau if type(link) is Temperature else None
+    def _temperature_of(self, link: Link) -> float | Tensor | None:
+        if type(link) is Temperature and not isinstance(link.tau, Tensor):
+            return 1 / link.tau
+        return link.scale if type(link) is Scale else None
 
     def _check_similarity(self) -> None:
         """Raises if the similarity is not the cosine and another setting needs it."""
@@ -77,8 +120,32 @@ class _Free(Linked):
     def by_cosine(self) -> bool:
         return getattr(self, "similarity_fct", None) is util.cos_sim
 
+    def _all_pairs(self, columns: int) -> bool:
+        """Whether the settings need the matrix of all pairs, with so many columns of embeddings."""
+        directions = set(self.directions)
+        if self._harder(columns):  # for the core either all negatives are harder or none
+            core = directions <= BOTH_DIRECTIONS and (columns == 2 or self.hardness_mode == "all_negatives")
+            return self.scale is not None or not core
+        return not (directions <= BOTH_DIRECTIONS or (directions == ALL_DIRECTIONS and columns == 2))
+
+    def _harder(self, columns: int) -> bool:
+        """Whether some negatives are made harder."""
+        some = self.hardness_mode is not None and (columns > 2 or self.hardness_mode != "hard_negatives")
+        return some and self.hardness_strength > 0
+
+    def _left_to_the_library(self, columns: int) -> bool:
+        """Whether the library computes the loss; it does so with a scale alone.
+
+        A scale that is learned has a gradient of NaN there, from pairs that are left out after it.
+        """
+        self._check_similarity()
+        if self.by_cosine and not self._all_pairs(columns):
+            return False
+        self._check_dense("these directions or hardness")
+        return self.scale is not None and not (self.by_cosine and isinstance(self.scale, Tensor))
+
     @property
-    def temperature(self) -> float | None:
+    def temperature(self) -> float | Tensor | None:
         return None if self.scale is None else 1 / self.scale
 
     @property
@@ -90,54 +157,77 @@ class _Free(Linked):
         return {**super().get_config_dict(), "link": repr(self.link)}  # type: ignore[misc]
 
 
+def _shown_as(original: Any) -> Callable[[_Init], _Init]:
+    """Gives an ``__init__`` the signature of the installed original, with scale=None, link and backend."""
+
+    def decorate(init: _Init) -> _Init:
+        theirs, ours = (inspect.signature(kind.__init__) for kind in (original, _Free))
+        names = {**theirs.parameters, **{x: ours.parameters[x] for x in ("scale", "link", "backend")}}
+        init.__signature__ = theirs.replace(parameters=list(names.values()))  # type: ignore[attr-defined]
+        return init
+
+    return decorate
+
+
 class MultipleNegativesRankingLoss(_Free, losses.MultipleNegativesRankingLoss):
-    """The library's loss with the same arguments, on the log-odds of the cosines.
+    """The library's loss with the same arguments, on the fitted log-odds of the cosines.
 
     Args:
         model: a SentenceTransformer.
-        scale: None for the loss without temperature; a number is the library's loss, of temperature 1/scale.
+        scale: None for a loss without temperature; a number is the library's loss, of temperature 1/scale,
+            and a parameter is learned.
         args, kwargs: the library's further arguments: ``similarity_fct`` (cos_sim if there is no scale),
             ``gather_across_devices``, ``directions``, ``partition_mode``, ``hardness_mode`` and
             ``hardness_strength``. Hardness adds strength x cosine to a logit here too.
-        link: any other link, such as ``taufree.CalibratedLogOdds()``, instead of a scale.
+        link: instead of a scale, any other link, a temperature or a link's name.
         backend: see ``taufree.info_nce``; what is computed densely allows "auto" and "reference".
 
     With ``gather_across_devices`` the value is, for the usual settings, the mean over all ranks, where the
     library's is that over own rows; gradients after DDP's averaging are the same.
     """
 
+    @_shown_as(losses.MultipleNegativesRankingLoss)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
-        self._check_similarity()
-        if not self.by_cosine:
+        if self._left_to_the_library(len(embeddings)):
             found: Tensor = super().compute_loss_from_embeddings(embeddings, labels)
             return found
         return _loss(self, embeddings)
 
 
 class CachedMultipleNegativesRankingLoss(_Free, losses.CachedMultipleNegativesRankingLoss):
-    """The library's loss for batches larger than the memory, on the log-odds of the cosines.
+    """The library's loss for batches larger than the memory, on the fitted log-odds of the cosines.
 
     Args:
         model, scale, link, backend: as those of ``MultipleNegativesRankingLoss``.
         args, kwargs: the library's further arguments, ``mini_batch_size`` among them.
     """
 
+    @_shown_as(losses.CachedMultipleNegativesRankingLoss)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
     def calculate_loss(self, reps: list[list[Tensor]], *args: Any, **kwargs: Any) -> Tensor:
-        self._check_similarity()
-        if not self.by_cosine:
-            found: Tensor = super().calculate_loss(reps, *args, **kwargs)
-            return found
-        loss = _loss(self, [torch.cat(chunks) for chunks in reps])
-        if not kwargs.get("with_backward", False):
-            return loss
-        if any(parameter.requires_grad for parameter in self.link.parameters()):
+        with_backward = kwargs.get("with_backward", False)
+        if with_backward and any(parameter.requires_grad for parameter in self.link.parameters()):
             # The library later scales the cached gradients of the embeddings, but not those of a link.
             raise ValueError(
                 "link must have nothing to learn in a cached loss, got "
                 f"{type(self.link).__name__}: freeze it, or use MultipleNegativesRankingLoss."
             )
+        if self._left_to_the_library(len(reps)):
+            found: Tensor = super().calculate_loss(reps, *args, **kwargs)
+            return found
+        loss = _loss(self, [torch.cat(chunks) for chunks in reps])
+        if not with_backward:
+            return loss
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def _store_temperature(self, value: float | Tensor | None) -> None:
+        self.loss.__dict__["scale"] = value  # where the library's property looks for it
 
 
 TWINS: dict[Any, Any] = {
@@ -146,16 +236,21 @@ TWINS: dict[Any, Any] = {
 }
 
 
-def temperature_free(loss: nn.Module) -> nn.Module:
-    """The twin of a ranking loss, with its model and its settings and without its scale."""
-    original = next((kind for kind, twin in TWINS.items() if type(loss) in (kind, twin)), None)
-    if original is None:
-        known = " or ".join(kind.__name__ for kind in TWINS)
-        raise TypeError(f"loss must be a {known}, got {type(loss).__name__}.")
+def temperature_free(loss: Any, link: LinkLike = None) -> Any:
+    """The twin of a ranking loss, which ``MatryoshkaLoss`` or ``AdaptiveLayerLoss`` may hold, with its model
+    and its settings and without its scale; see ``taufree.temperature_free``."""
+    if type(loss) is losses.MatryoshkaLoss:
+        names = ("model", "matryoshka_dims", "matryoshka_weights", "n_dims_per_step")
+        settings = {name: getattr(loss, name) for name in names}
+        return losses.MatryoshkaLoss(loss=temperature_free(loss.loss, link), **settings)
+    if isinstance(loss, losses.AdaptiveLayerLoss):  # or Matryoshka2dLoss
+        found = copy.copy(loss)  # which has the same model
+        found._modules = {**loss._modules, "loss": temperature_free(loss.loss, link)}
+        return found
+    twin_of(type(loss), TWINS)
+    original = next(kind for kind in TWINS if isinstance(loss, kind))
     kept = inspect.signature(original).parameters.keys() - {"scale"}
-    settings = {name: getattr(loss, name) for name in kept}
-    twin: nn.Module = TWINS[original](**settings, **free_options(loss))
-    return twin
+    return TWINS[original](**{name: getattr(loss, name) for name in kept}, **free_options(loss, link))
 
 
 def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
@@ -170,11 +265,9 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
         )
     link: Link = settings.link
     query, doc, *hard = embeddings
-    directions = set(settings.directions)
-    harder = settings.hardness_mode is not None and settings.hardness_strength > 0
-    if harder or not (directions <= BOTH_DIRECTIONS or (directions == ALL_DIRECTIONS and not hard)):
-        settings._check_dense("these directions or hardness")
+    if settings._all_pairs(len(embeddings)):
         return _dense(settings, query, [doc, *hard], link)
+    directions = set(settings.directions)
     options: dict[str, Any] = {
         "link": link,
         "gather_distributed": settings.gather_across_devices,
@@ -183,13 +276,36 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
     if directions == ALL_DIRECTIONS:
         forward, backward = nt_xent(query, doc, reduction="none", **options).chunk(2)
         return torch.logaddexp(forward, backward).mean()
-    negatives = torch.cat(hard) if hard else None
-    if directions == BOTH_DIRECTIONS and settings.partition_mode == "joint":
-        forward = info_nce(query, doc, negatives, in_batch=True, reduction="none", **options)
-        backward = info_nce(doc, query, reduction="none", **options)
-        return torch.logaddexp(forward, backward).mean()
-    symmetric = directions == BOTH_DIRECTIONS
-    return info_nce(query, doc, negatives, in_batch=True, symmetric=symmetric, **options)
+    negatives, both = torch.cat(hard) if hard else None, directions == BOTH_DIRECTIONS
+    harder, joint = settings._harder(len(embeddings)), settings.partition_mode == "joint"
+    if not harder and not (both and joint):
+        return info_nce(query, doc, negatives, in_batch=True, symmetric=both, **options)
+    if harder:
+        options["link"] = Harder(link, settings.hardness_strength)
+    forward = info_nce(query, doc, negatives, in_batch=True, reduction="none", **options)
+    if harder:
+        forward = _with_plain_positive(forward, query, doc, settings.hardness_strength)
+    if not both:
+        return forward.mean()
+    options["link"] = _as_measured(link)
+    backward = info_nce(doc, query, reduction="none", **options)
+    return (torch.logaddexp(forward, backward) if joint else (forward + backward) / 2).mean()
+
+
+def _with_plain_positive(losses: Tensor, query: Tensor, doc: Tensor, strength: float) -> Tensor:
+    """The losses with hardness from those by ``Harder``, which adds strength x cosine to the positive too.
+
+    L = log(1 + S / p) becomes log(1 + exp(strength x cosine) S / p), with log(S / p) as ``decoupled`` has it.
+    """
+    cosine = paired_logits(query.detach(), doc.detach(), Temperature(1.0))
+    return softplus(decoupled(losses) + strength * cosine.to(losses.dtype), threshold=80)
+
+
+def _as_measured(link: Link) -> Link:
+    """The link as the last loss has left it, measuring no more: both sides of one softmax have one gain."""
+    found = copy.copy(link)
+    found.training = False
+    return found
 
 
 def _dense(settings: Any, query: Tensor, docs: list[Tensor], link: Link) -> Tensor:

@@ -13,7 +13,7 @@ from taufree.losses import InfoNCE, NTXent, SupCon
 
 
 class ContrastiveLoss(nn.Module):
-    """``Trainer(..., compute_loss_func=ContrastiveLoss(InfoNCE(), "query", "key"))``.
+    """``Trainer(..., compute_loss_func=ContrastiveLoss(InfoNCE(link="fitted"), "query", "key"))``.
 
     With a ``compute_loss_func`` the Trainer does not divide by the number of accumulated batches. It gives
     instead the number of items, labels that are not -100, in all of them. So batch k with n_k items counts
@@ -29,7 +29,8 @@ class ContrastiveLoss(nn.Module):
     ``ddp_find_unused_parameters=False``: DDP would not find it in the model's forward.
 
     Args:
-        loss: a loss with the reduction "mean". ``taufree.SupCon`` gets the labels as well.
+        loss: a loss with the reduction "mean". ``taufree.SupCon`` gets the labels as well. None is
+            ``InfoNCE(link="fitted")``, for outputs that are compared with each other in use, as in a search.
         names: the model's outputs that the loss takes, in its order, as names or (of a tuple) positions.
 
     Shape:
@@ -44,8 +45,9 @@ class ContrastiveLoss(nn.Module):
         True
     """
 
-    def __init__(self, loss: InfoNCE | NTXent | SupCon, *names: str | int) -> None:
+    def __init__(self, loss: InfoNCE | NTXent | SupCon | None, *names: str | int) -> None:
         super().__init__()
+        loss = InfoNCE(link="fitted") if loss is None else loss
         if not isinstance(loss, InfoNCE | NTXent | SupCon):
             raise TypeError(
                 f"loss must be an InfoNCE, NTXent or SupCon of taufree, got {type(loss).__name__}."
