@@ -32,7 +32,7 @@ def test_names_make_links():
 )
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(
-        ValueError, match=r"free, calibrated, learnable, gain=G .*, or a positive temperature, got "
+        ValueError, match=r"free, fitted, calibrated, learnable, gain=G .*, or a positive temperature, got "
     ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)

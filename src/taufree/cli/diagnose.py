@@ -49,6 +49,7 @@ def diagnose(
     from taufree.util.files import check_file
 
     try:  # before the imports below, which take seconds
+        temperatures = _temperatures(taus)
         for given in (file, second, labels):
             if given is not None:
                 check_file(given, "embeddings or labels")
@@ -60,7 +61,6 @@ def diagnose(
         from taufree.diagnostics import embedding_files as files
 
     try:
-        temperatures = _temperatures(taus)
         named = [name.strip() for name in columns.split(",")] if columns is not None else None
         first, pairs, groups = files.load_embeddings(file, second, labels, named)
         with bar("anchors looked at") as watch:

@@ -45,7 +45,8 @@ def as_link(link: LinkLike, default: Callable[[], Link] = LogOdds, *, kept: bool
         if not kept and made.state_dict():
             raise ValueError(
                 "link must be a Link that you keep from loss to loss, such as "
-                f"{type(made).__name__}(), or the loss a module; got the name {link!r}, with which a function would begin anew each time."
+                f"{type(made).__name__}(), or the loss a module; "
+                f"got the name {link!r}, with which a function would begin anew each time."
             )
         return made
     got = f"the class {link.__name__}" if isinstance(link, type) else type(link).__name__
