@@ -28,8 +28,8 @@ def run(
     links: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: free, fitted, calibrated, learnable, gain=2, a temperature, or MODULE:CLASS, "
-            "a taufree.Link of your own, also from the current folder."
+            help="Comma-separated: free, fitted, calibrated, learnable, gain=2, a temperature, or "
+            "MODULE:CLASS, a taufree.Link of your own, also from the current folder."
         ),
     ] = "free,0.1,0.25,0.5,1,learnable",
     preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
