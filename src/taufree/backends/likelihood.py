@@ -27,10 +27,8 @@ MAX_NUMBERS = 2**22  # of logits in memory at a time
 
 def summary(sums: Tensor) -> Likelihood:
     """From :meth:`Totals.sums`, of one process or added up over ranks."""
-    count, gradient, squares, variance = sums
-    mean = gradient / count
-    error = ((squares / count - mean.square()).clamp(min=0) / count).sqrt()
-    return Likelihood(mean, error.masked_fill(count == 1, torch.inf), variance / count)
+    count, gradient, variance = sums
+    return Likelihood(gradient / count, variance / count)
 
 
 class Totals:
@@ -73,8 +71,10 @@ class Totals:
         self.blocks.append((log_z.to(self.wide), mean.to(self.wide), square.to(self.wide)))
 
     def sums(self, anchors: int) -> Tensor:
-        """[4]: how many anchors have positives and negatives; the sums of their derivatives, of these
-        squared, and of the variances. ``anchors`` says how many the loss has in all, for Laplace's rule."""
+        """[3]: how many anchors have positives and negatives; the sums of their derivatives and variances.
+
+        ``anchors`` says how many the loss has in all, for Laplace's rule.
+        """
         log_z, means, squares = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
         share = log_z.softmax(0)
         mean, square = (share * means).sum(0), (share * squares).sum(0)
@@ -84,7 +84,7 @@ class Totals:
         target = target + smoothing * (self.of_negatives / self.negatives)
         gradient = (mean - target).where(some, 0)
         variance = (square - mean.square()).clamp(min=0).where(some, 0)
-        return torch.stack([some.sum().to(mean), gradient.sum(), gradient.square().sum(), variance.sum()])
+        return torch.stack([some.sum().to(mean), gradient.sum(), variance.sum()])
 
 
 class AnchorSample:

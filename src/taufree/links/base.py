@@ -17,13 +17,11 @@ class Likelihood(NamedTuple):
     Attributes:
         gradient: the first derivative, mean over anchors of E[l] - target, with l an anchor's logits, E the
             expectation under their softmax, and the target the positive's logit (see ``Measure``).
-        error: the standard error of that mean, infinite for a single anchor.
         variance: mean over anchors of the variance of l under their softmax. The second derivative is
             ``variance + gradient``.
     """
 
     gradient: Tensor
-    error: Tensor
     variance: Tensor
 
 

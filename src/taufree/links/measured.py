@@ -127,22 +127,25 @@ class CalibratedLogOdds(_MeasuredLogOdds):
 
 
 class FittedLogOdds(_MeasuredLogOdds):
-    """The log-odds link with the gain that makes the batch most likely: for vectors that are compared.
+    """The log-odds link with the gain that makes the batches most likely: for vectors that are compared.
 
-        l(c) = g log((1 + c + delta) / (1 - c + delta)),  g = argmin of the mean loss, at least 1
+        l(c) = g log((1 + c + delta) / (1 - c + delta)),  g = argmin of the loss, at least 1
 
     Where the vectors themselves are used (search, image and text, ranking), the loss is the goal, and its own
-    best scale is the right one. Where the network behind a head is wanted, take ``LogOdds``: see
+    best scale is a right one. Where the network behind a head is wanted, take ``LogOdds``: see
     docs/guide/choosing-a-link.md.
 
-    Nothing is tuned: the loss is convex in g, and before each loss one Newton step follows its minimum, found
-    on up to 128 of the anchors with all their candidates. A step moves only as far as the derivative exceeds
-    its own standard error, so that a small batch is smoothed as much as it is noisy, and by at most a factor
-    of two. Targets are smoothed by Laplace's rule, which keeps g finite where every positive is ahead.
+    Nothing is tuned: the loss is convex in g. Before each loss one Newton step follows the minimum for all
+    batches so far: its gradient is that of this batch, found on up to 128 of the anchors with all their
+    candidates, and its curvature the sum over all batches. So the first batches are followed at once, and later
+    ones ever more slowly. (A gain that is best for each single batch takes from the network what it gains by
+    telling matches further apart, and trains worse: docs/studies/matching.md.) Targets are smoothed by
+    Laplace's rule, which keeps g finite where every positive is ahead.
 
-    ``log_gain`` remembers log g from loss to loss and is in the ``state_dict``. It starts at 0, the paper's
-    link, and never goes below: a flatter link teaches an untrained network little. In evaluation mode and
-    under ``torch.no_grad()`` it stays.
+    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The
+    gain starts at 1, the paper's link, and never goes below: a flatter link teaches an untrained network
+    little. In evaluation mode and under ``torch.no_grad()`` it stays. A link that has served one training
+    should not serve the next: make a new one.
 
     Args:
         resolution: delta, see ``LogOdds``.
@@ -153,37 +156,32 @@ class FittedLogOdds(_MeasuredLogOdds):
         >>> for _ in range(10):
         ...     query = torch.randn(1000, 64, generator=generator)
         ...     loss = info_nce(query, query + torch.randn(1000, 64, generator=generator), link=link)
-        >>> 9 < link.gain < 13
+        >>> 5 < link.gain < 15
         True
     """
 
     log_gain: Tensor
+    curvature: Tensor
 
     def __init__(self, resolution: float = 1e-4) -> None:
         super().__init__(resolution)
         self.register_buffer("log_gain", torch.zeros(()))
+        self.register_buffer("curvature", torch.zeros(()))
 
     def _measure(self, measure: Measure) -> None:
-        found = measure.likelihood(self._current())
-        if self.log_gain.device != found.gradient.device:
-            self.log_gain = self.log_gain.to(found.gradient.device)
-        self.log_gain.copy_((self.log_gain + _newton_step(*found)).clamp(min=0))
+        gradient, variance = measure.likelihood(self._current())
+        if self.log_gain.device != gradient.device:
+            self.log_gain, self.curvature = (
+                self.log_gain.to(gradient.device),
+                self.curvature.to(gradient.device),
+            )
+        # The second derivative is variance + gradient. Where the gradient is positive that shrinks towards the
+        # minimum, and a step by it would be too long: the gradient counts twice there, and else not at all.
+        curvature = self.curvature + variance + gradient + gradient.abs()
+        step = (-gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
+        told = step.isfinite()  # or the batch has NaN, or nothing to compare
+        self.log_gain.copy_((self.log_gain + step).clamp(min=0).where(told, self.log_gain))
+        self.curvature.copy_(curvature.where(told, self.curvature))
 
     def formula_scale(self) -> Tensor:
         return self.log_gain.detach().to(wide_dtype(self.log_gain.device)).exp()
-
-
-def _newton_step(gradient: Tensor, error: Tensor, variance: Tensor) -> Tensor:
-    """The step of log g; 0 if the batch has NaN or says nothing of it.
-
-    The second derivative is variance + gradient. Where that gradient is negative the curvature still grows
-    towards the minimum, and where it is positive it shrinks: there the denominator counts it twice.
-    """
-    sure = _shrunk(gradient, error)
-    step = -sure / (variance + sure + sure.abs())
-    return step.clamp(-math.log(2), math.log(2)).nan_to_num(0.0)
-
-
-def _shrunk(gradient: Tensor, error: Tensor) -> Tensor:
-    """What of the gradient exceeds its standard error."""
-    return gradient.sign() * (gradient.abs() - error).clamp(min=0)

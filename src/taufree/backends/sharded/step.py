@@ -21,7 +21,7 @@ embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
 loss (all-reduce)                      mean, sum  8
-measurements (all-reduce)              measured   32
+measurements (all-reduce)              measured   24
 normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
                                        one-way
 gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
