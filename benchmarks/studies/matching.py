@@ -28,7 +28,7 @@ from taufree.experiments.report.statistics import against_best_temperature, spre
 from taufree.experiments.training.run import Run
 
 LINKS = (*NAMED_LINKS, "0.02", "0.05", "0.1", "0.2", "0.5")
-EPOCHS = {64: 30, 256: 30, 1024: 60, 4096: 200}
+EPOCHS = {64: 30, 256: 30, 1024: 60, 4096: 100}
 """Of each size of a batch."""
 
 
@@ -58,9 +58,11 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
 
 
 def recorded(line: dict) -> dict:
-    """The thinned line, with the names of model and weights but not where they are."""
-    names = {name: Path(line["settings"][name]).name for name in ("weights", "model")}
-    return thinned({**line, "settings": {**line["settings"], **names}})
+    """The thinned line, with the names of weights and model (and of what that is in), not where they are."""
+    settings = dict(line["settings"])
+    settings["weights"] = Path(settings["weights"]).name
+    settings["model"] = "/".join(Path(settings["model"]).parts[-2:])
+    return thinned({**line, "settings": settings})
 
 
 def tables(lines: list[dict]) -> None:

@@ -50,10 +50,12 @@ DEV, TEST = PARTS.index("dev"), PARTS.index("test")
 
 @dataclass(frozen=True)
 class CLIPSettings(CropSettings):
-    """The defaults fine-tune both towers.
+    """The defaults fine-tune both towers; they are usual values, not searched ones.
 
-    Epochs, learning rate, weight decay and dropout of the preset "frozen" were chosen on the dev part of
-    Flickr8k with tau 0.05: of about ten combinations, a hidden layer in the heads among them, the best.
+    Those of the preset "frozen" were chosen by looking at tau 0.05 alone on the dev part of Flickr8k, one
+    seed for each of twelve combinations of epochs, learning rate, weight decay, dropout, a hidden layer and
+    normalised features. With 20 and with 40 epochs their recalls summed to 282; no dropout or a hidden layer
+    cost 15 to 30 of that, and features of length 1 gave 284. If they favour a link, it is tau 0.05.
     """
 
     epochs: int = 20
