@@ -263,7 +263,7 @@ def test_a_checkpoint_of_the_original_leaves_the_link_as_it_is(case):
     assert loss.link.log_gain == before
     wrapped = nn.ModuleList([loss])
     wrapped.load_state_dict({})
-    wrapped.load_state_dict({"0.link.log_gain": torch.tensor(0.5)})
+    wrapped.load_state_dict({"0.link.log_gain": torch.tensor(0.5), "0.link.curvature": torch.tensor(1.0)})
     assert loss.link.log_gain == 0.5
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"link\.moment"'):
         loss.load_state_dict({"link.moment": torch.tensor(0.5)})

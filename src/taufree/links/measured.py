@@ -137,7 +137,7 @@ class FittedLogOdds(_MeasuredLogOdds):
 
     Nothing is tuned: the loss is convex in g. Before each loss one Newton step follows the minimum for all
     batches so far: its gradient is that of this batch, found on up to 128 of the anchors with all their
-    candidates, and its curvature the sum over all batches. So the first batches are followed at once, and later
+    candidates, and its curvature the sum over all batches. So the first batches are followed at once, later
     ones ever more slowly. (A gain that is best for each single batch takes from the network what it gains by
     telling matches further apart, and trains worse: docs/studies/matching.md.) Targets are smoothed by
     Laplace's rule, which keeps g finite where every positive is ahead.
@@ -175,8 +175,8 @@ class FittedLogOdds(_MeasuredLogOdds):
                 self.log_gain.to(gradient.device),
                 self.curvature.to(gradient.device),
             )
-        # The second derivative is variance + gradient. Where the gradient is positive that shrinks towards the
-        # minimum, and a step by it would be too long: the gradient counts twice there, and else not at all.
+        # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
+        # the minimum: there the gradient counts twice, and else not at all.
         curvature = self.curvature + variance + gradient + gradient.abs()
         step = (-gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
         told = step.isfinite()  # or the batch has NaN, or nothing to compare
