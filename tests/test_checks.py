@@ -40,6 +40,8 @@ BAD = {
     "labels must be an integer tensor, got dtype torch.bool": lambda x, i: sup_con(x, i > 0),
     "labels must be an integer tensor, got NoneType": lambda x, i: sup_con(x, None),
     "labels must be on the device of the embeddings, cpu, got meta": lambda x, i: sup_con(x, i.to("meta")),
+    "weights must have shape [4], got [3]": lambda x, i: nt_xent(x, x, weights=x[:3, 0]),
+    "weights must be a floating-point tensor, got dtype torch.int64": lambda x, i: sup_con(x, i, weights=i),
     "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
         x, x, reduction="average"
     ),

@@ -282,3 +282,30 @@ def test_the_learnable_scale_of_the_papers_scenario(backend):
         info_nce(query, key, negative, link=link, backend=backend).backward()
         expected = -2 * c * scale / (1 + math.exp(2 * c * scale))
         assert link.log_scale.grad.item() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_multiply_the_anchors_losses(backend, reduction):
+    a, b, w = rows(6).requires_grad_(), rows(6, seed=1), torch.tensor([0.0, 1, 2, 0.5, 3, 1])
+    labels = torch.tensor([0, 0, 1, 1, 2, 3])  # the last two have no positive
+    for loss, each in (
+        (lambda **kw: info_nce(a, b, symmetric=True, **kw), w),
+        (lambda **kw: nt_xent(a, b, **kw), torch.cat([w, w])),
+        (lambda **kw: sup_con(a, labels, **kw), w * (labels < 2)),
+    ):
+        one = loss(reduction="none", backend="reference") * each
+        expected = {"none": one, "sum": one.sum(), "mean": one.sum() / each.sum()}[reduction]
+        found = loss(reduction=reduction, weights=w, backend=backend)
+        torch.testing.assert_close(found, expected)
+        grads = [torch.autograd.grad(x.sum(), a)[0] for x in (found, expected)]
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-6)
+    assert info_nce(a, b, weights=0 * w, reduction=reduction, backend=backend).sum() == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decoupled_without_negatives_is_zero(backend):
+    a = rows(1).requires_grad_()
+    loss = info_nce(a, rows(1, seed=1), decoupled=True, backend=backend)
+    assert loss.item() == 0
+    assert not torch.autograd.grad(loss, a)[0].any()

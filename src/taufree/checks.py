@@ -71,6 +71,14 @@ def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = No
         )
 
 
+def check_weights(x: Tensor | None, like: Tensor) -> None:
+    """Raises unless x is None, or a floating-point tensor [N] for the N rows of ``like``, on its device."""
+    if x is not None:
+        check_float("weights", x, like=("the embeddings", like))
+        if x.shape != like.shape[:1]:
+            raise ValueError(f"weights must have shape [{like.shape[0]}], got {list(x.shape)}.")
+
+
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:
     """Raises unless x is an integer tensor [N] for the N rows of ``like``, on its device."""
     if not isinstance(x, Tensor):

@@ -34,6 +34,8 @@ class Contrast:
         ids: [N]; a key with the anchor's id that is not its positive is left out.
         labels: [N]; when given, positives are the rows of the same label, and ``shift`` is not used.
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
+        decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
+            has loss 0 then.
     """
 
     anchors: Tensor
@@ -46,6 +48,7 @@ class Contrast:
     ids: Tensor | None = None
     labels: Tensor | None = None
     positives: Tensor | None = None
+    decoupled: bool = False
 
     @property
     def n(self) -> int:

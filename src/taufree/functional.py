@@ -11,7 +11,14 @@ from taufree.backends.autograd import NotTransformableError
 from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
-from taufree.checks import check_alike, check_float, check_integers, check_options, without_temperature
+from taufree.checks import (
+    check_alike,
+    check_float,
+    check_integers,
+    check_options,
+    check_weights,
+    without_temperature,
+)
 from taufree.contrast import Contrast
 from taufree.links import LinkLike
 from taufree.reduction import anchor_weights
@@ -27,6 +34,8 @@ def info_nce(
     in_batch: bool | None = None,
     ids: Tensor | None = None,
     link: LinkLike = None,
+    decoupled: bool = False,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
@@ -48,6 +57,10 @@ def info_nce(
         ids: integers, [N]; a key with the query's id that is not its positive is left out.
         link: how a cosine becomes a logit. None or "free" is ``taufree.LogOdds``, without temperature; a
             number is that temperature. The modules take the names "fitted", "calibrated" and "learnable" too.
+        decoupled: whether the positive is left out of the denominator (DCL): L_i = log(sum_j exp(l(c_ij))) -
+            l(c_ii). A query without negatives has loss 0 then.
+        weights: [N], what each query's loss is multiplied by (of a pair, both directions); "mean" is the
+            weighted mean. They get no gradient.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
             two directions).
         gather_distributed: contrast with the batches of all ranks of the default process group, as one
@@ -101,8 +114,10 @@ def info_nce(
         queue=queue,
         own_negatives=own_negatives,
         ids=ids,
+        decoupled=decoupled,
     )
-    return _loss(contrast, link, reduction, gather_distributed, backend)
+    check_weights(weights, query)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
 
 
 @without_temperature
@@ -112,6 +127,8 @@ def nt_xent(
     *,
     ids: Tensor | None = None,
     link: LinkLike = None,
+    decoupled: bool = False,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
@@ -123,7 +140,8 @@ def nt_xent(
     Args:
         view_a, view_b: two views of the same N samples, [N, D].
         ids: integers, [N]; a candidate of the same id that is not the positive is left out.
-        link, reduction, gather_distributed, backend: see ``info_nce``; "none" gives [2N], view_a's
+        weights: [N], one for both views of a sample.
+        link, decoupled, reduction, gather_distributed, backend: see ``info_nce``; "none" gives [2N], view_a's
             anchors first.
 
     Examples:
@@ -140,8 +158,11 @@ def nt_xent(
         views,
         shift=view_a.shape[0],
         ids=None if ids is None else torch.cat([ids, ids]),
+        decoupled=decoupled,
     )
-    return _loss(contrast, link, reduction, gather_distributed, backend)
+    check_weights(weights, view_a)
+    weights = None if weights is None else torch.cat([weights, weights])
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
 
 
 @without_temperature
@@ -150,6 +171,8 @@ def sup_con(
     labels: Tensor,
     *,
     link: LinkLike = None,
+    decoupled: bool = False,
+    weights: Tensor | None = None,
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
@@ -165,7 +188,7 @@ def sup_con(
         embeddings: [N, D]; for V views of a sample, [B, V, D], give ``embeddings.flatten(0, 1)`` and
             ``labels.repeat_interleave(V)``.
         labels: integers, [N].
-        link, reduction, gather_distributed, backend: see ``info_nce``.
+        link, decoupled, weights, reduction, gather_distributed, backend: see ``info_nce``.
 
     Examples:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
@@ -180,24 +203,34 @@ def sup_con(
         )
     check_alike(embeddings=embeddings)
     check_integers("labels", labels, embeddings)
-    return _loss(Contrast(embeddings, labels=labels), link, reduction, gather_distributed, backend)
+    check_weights(weights, embeddings)
+    contrast = Contrast(embeddings, labels=labels, decoupled=decoupled)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
 
 
 def _loss(
-    contrast: Contrast, link: LinkLike, reduction: str, gather_distributed: bool, backend: str
+    contrast: Contrast,
+    link: LinkLike,
+    given: Tensor | None,
+    reduction: str,
+    gather_distributed: bool,
+    backend: str,
 ) -> Tensor:
+    """``given`` are the user's weights [N] of the anchors."""
     link = check_options(link, reduction, backend, kept=False)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
     if gather_distributed and distributed.active():
-        return sharded.loss(contrast, link, reduction, backend)
-    link = link.prepare(ContrastMeasure(contrast))
-    labelled = contrast.labels is not None and reduction != "none"
-    positives = contrast.positive_count() if labelled else None
-    weights = anchor_weights(reduction, contrast.n, positives)
-    try:
-        return IMPLEMENTATIONS[choose(backend, contrast, link)](contrast, link, weights)
-    except NotTransformableError:  # by torch.func, or in forward mode; the reference is
-        if backend != "auto":
-            raise
-        return IMPLEMENTATIONS["reference"](contrast, link, weights)
+        found = sharded.loss(contrast, link, given, reduction, backend)
+    else:
+        link = link.prepare(ContrastMeasure(contrast))
+        labelled = contrast.labels is not None and reduction != "none"
+        positives = contrast.positive_count() if labelled else None
+        weights = anchor_weights(reduction, contrast.n, positives, given)
+        try:
+            found = IMPLEMENTATIONS[choose(backend, contrast, link)](contrast, link, weights)
+        except NotTransformableError:  # by torch.func, or in forward mode; the reference is
+            if backend != "auto":
+                raise
+            found = IMPLEMENTATIONS["reference"](contrast, link, weights)
+    return found * given.detach().to(found) if reduction == "none" and given is not None else found

@@ -19,12 +19,14 @@ class _Loss(nn.Module):
         self,
         *,
         link: LinkLike = None,
+        decoupled: bool = False,
         reduction: str = "mean",
         gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()
         self.link = check_options(link, reduction, backend)
+        self.decoupled = decoupled
         self.reduction = reduction
         self.gather_distributed = gather_distributed
         self.backend = backend
@@ -32,14 +34,16 @@ class _Loss(nn.Module):
     def _options(self) -> dict[str, Any]:
         return {
             "link": self.link,
+            "decoupled": self.decoupled,
             "reduction": self.reduction,
             "gather_distributed": self.gather_distributed,
             "backend": self.backend,
         }
 
     def extra_repr(self) -> str:
+        decoupled = "decoupled=True, " if self.decoupled else ""
         gathers = ", gather_distributed=True" if self.gather_distributed else ""
-        return f"reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
+        return f"{decoupled}reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
 
 
 class InfoNCE(_Loss):
@@ -64,12 +68,17 @@ class InfoNCE(_Loss):
         symmetric: bool = False,
         in_batch: bool | None = None,
         link: LinkLike = None,
+        decoupled: bool = False,
         reduction: str = "mean",
         gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
         super().__init__(
-            link=link, reduction=reduction, gather_distributed=gather_distributed, backend=backend
+            link=link,
+            decoupled=decoupled,
+            reduction=reduction,
+            gather_distributed=gather_distributed,
+            backend=backend,
         )
         self.symmetric = symmetric
         self.in_batch = in_batch
@@ -80,6 +89,7 @@ class InfoNCE(_Loss):
         positive_key: Tensor,
         negative_keys: Tensor | None = None,
         ids: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; shapes as in ``info_nce``."""
         return info_nce(
@@ -89,6 +99,7 @@ class InfoNCE(_Loss):
             symmetric=self.symmetric,
             in_batch=self.in_batch,
             ids=ids,
+            weights=weights,
             **self._options(),
         )
 
@@ -105,9 +116,11 @@ class NTXent(_Loss):
         True
     """
 
-    def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
         """The loss of a batch; shapes as in ``nt_xent``."""
-        return nt_xent(view_a, view_b, ids=ids, **self._options())
+        return nt_xent(view_a, view_b, ids=ids, weights=weights, **self._options())
 
 
 class SupCon(_Loss):
@@ -120,6 +133,6 @@ class SupCon(_Loss):
         0.0302
     """
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
-        return sup_con(embeddings, labels, **self._options())
+        return sup_con(embeddings, labels, weights=weights, **self._options())

@@ -7,7 +7,7 @@ from taufree import Link, LogOdds
 from taufree.backends import fused
 from taufree.contrast import Contrast
 from tests.support.devices import require_gpu
-from tests.support.fused_cases import LINKS, TOLERANCE, errors, evaluate, make
+from tests.support.fused_cases import DECOUPLED, LINKS, TOLERANCE, errors, evaluate, make
 
 pytestmark = require_gpu()
 
@@ -35,7 +35,7 @@ def test_says_what_it_cannot_do(change, link, reason):
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (130, 16), (515, 200), (1100, 1030)], ids=str)
-@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels", *DECOUPLED])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_agrees_with_the_reference(shape, name, dtype):
     if shape[0] == 1:

@@ -25,6 +25,7 @@ LINKS = {
     "learned tau": learned_tau,
 }
 CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels")
+DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels")
 
 
 def make(name, n, d, dtype, device="cpu"):
@@ -49,6 +50,13 @@ def make(name, n, d, dtype, device="cpu"):
         "views": ([a, b], lambda a, b: Contrast(torch.cat([a, b]), shift=n, ids=torch.cat([ids, ids]))),
         "labels": ([a], lambda a: Contrast(a, labels=ids)),
         "few labels": ([a], lambda a: Contrast(a, labels=ids % 3)),
+        "decoupled all": (
+            [a, b, queue],
+            lambda a, b, q: Contrast(a, b, symmetric=True, queue=q, decoupled=True),
+        ),
+        "decoupled own": ([a, b, own], lambda a, b, o: Contrast(a, b, own_negatives=o, decoupled=True)),
+        "decoupled views": ([a, b], lambda a, b: Contrast(torch.cat([a, b]), shift=n, decoupled=True)),
+        "decoupled labels": ([a], lambda a: Contrast(a, labels=ids % 3, decoupled=True)),
         "twin": ([a, twin], lambda a, b: Contrast(a, b, symmetric=True)),
     }[name]
 

@@ -11,7 +11,7 @@ import torch
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, info_nce, nt_xent
 from taufree.backends import fused, reference
 from taufree.contrast import Contrast
-from tests.support.fused_cases import CONTRASTS, LINKS, errors, make
+from tests.support.fused_cases import CONTRASTS, DECOUPLED, LINKS, errors, make
 
 N, D = 18, 20  # of the interpreter, whose time goes by rows and tiles: two tiles of rows, three of both views
 CASES = {
@@ -21,6 +21,10 @@ CASES = {
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
     if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
     if link not in ("tensor gain", "learned tau") or name in ("symmetric", "own", "labels")
+} | {
+    f"{link}, {name}, float32": (name, link, torch.float32)
+    for link in ("odds", "gain", "tau", "learned")
+    for name in DECOUPLED
 }
 WEIGHTS = {"queue": None, "one-way": 0.25, "views": 0.125, "few labels": 0.5}
 

@@ -113,8 +113,13 @@ def float64(case: Case, link: taufree.Link) -> Truth:
         )
         met.append((i, keys, cosine, weight * share * link.slope(cosine, 1 - cosine, 1 + cosine).detach()))
         loss = logits.logsumexp(0) - logits[: len(positives)].mean()
+        if case.options.get("decoupled"):
+            loss = logits[len(positives) :].logsumexp(0) - logits[: len(positives)].mean()
+            loss = loss if negatives else logits.sum() * 0
         excess = logits[1:] - logits[0]
-        if len(positives) == 1 and bool((excess < 30).all()):  # the difference has no digits of a tiny loss
+        if (
+            not case.options.get("decoupled") and len(positives) == 1 and bool((excess < 30).all())
+        ):  # the difference has no digits of a tiny loss
             loss = excess.exp().sum().log1p()
         total = total + weight * loss
     inputs = [rows, *link.parameters(), *(cosine for _, _, cosine, _ in met)]
@@ -144,10 +149,13 @@ def digits50(case: Case, link: taufree.Link) -> Truth:
             keys, p = positives + negatives, len(positives)
             cosines = [mpmath.fsum(a * b for a, b in zip(units[i], units[j], strict=True)) for j in keys]
             logits, slopes = zip(*(_mp_link(link, c) for c in cosines), strict=True)
-            z = mpmath.fsum(mpmath.exp(x) for x in logits)
+            coupled = not case.options.get("decoupled")
+            if not coupled and not negatives:
+                continue
+            z = mpmath.fsum(mpmath.exp(x) for x in (logits if coupled else logits[p:]))
             total += weight * (mpmath.log(z) - mpmath.fsum(logits[:p]) / p)
             for k, j in enumerate(keys):
-                share = mpmath.exp(logits[k]) / z
+                share = mpmath.exp(logits[k]) / z if coupled or k >= p else mpmath.mpf(0)
                 a = weight * slopes[k] * (share - (mpmath.mpf(1) / p if k < p else 0))
                 size = float(weight * slopes[k] * (share + mpmath.mpf(1) / p) if k < p and p > 1 else abs(a))
                 for x, y in ((i, j), (j, i)):

@@ -44,6 +44,9 @@ CALLS = {  # function, tensors, options
     "nt_xent, ids": ("nt_xent", "ab", {"ids": 3}),
     "sup_con": ("sup_con", "a", {"labels": 4}),
     "sup_con, many labels": ("sup_con", "a", {"labels": 40}),
+    "symmetric, decoupled": ("info_nce", "ab", {"symmetric": True, "decoupled": True, "weights": None}),
+    "nt_xent, decoupled": ("nt_xent", "ab", {"decoupled": True, "weights": None}),
+    "sup_con, decoupled": ("sup_con", "a", {"labels": 4, "decoupled": True, "weights": None}),
 }
 REDUCTIONS = ("mean", "sum", "none")
 # Batch and queue sizes by rank, and the dtype.
@@ -80,6 +83,8 @@ def whole(call, sizes, queues, dtype, d=16):
         key: torch.randint(0, value, (n,), generator=generator) if key in ("ids", "labels") else value
         for key, value in options.items()
     }
+    if "weights" in options:
+        options["weights"] = torch.rand(n, generator=generator, dtype=torch.float64)
     each = torch.rand(2 * n, generator=generator, dtype=torch.float64).to(dtype)
     return function, tensors, options, each
 
@@ -115,7 +120,14 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
     mine = [own(x, name, sizes, queues, rank, device) for x, name in zip(tensors, names, strict=True)]
     integers = torch.uint16 if world == 3 else torch.int64
     mine_options = {  # ids and labels as columns of a table: not contiguous
-        k: own(torch.stack([v, -v], 1).to(integers), k, sizes, queues, rank, device)[:, 0]
+        k: own(
+            torch.stack([v, -v], 1).to(v.dtype if k == "weights" else integers),
+            k,
+            sizes,
+            queues,
+            rank,
+            device,
+        )[:, 0]
         if isinstance(v, torch.Tensor)
         else v
         for k, v in options.items()

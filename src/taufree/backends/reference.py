@@ -42,12 +42,17 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
         negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
     logits = torch.cat(negatives, dim=1)
 
+    of = _decoupled if contrast.decoupled else _cross_entropy
     if contrast.labels is not None:
-        return by_label(logits, contrast.same_label(every_row, every_row), contrast.positive_count())
+        same, count = contrast.same_label(every_row, every_row), contrast.positive_count()
+        if not contrast.decoupled:
+            return by_label(logits, same, count)
+        target = logits.where(same, 0).sum(1) / count.clamp(min=1)
+        return of(target, logits.masked_fill(same, -torch.inf)).where(count > 0, 0)
     positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
-    losses = _cross_entropy(positive, logits)
+    losses = of(positive, logits)
     if contrast.symmetric and in_batch is not None:
-        losses = (losses + _cross_entropy(positive, in_batch.T)) / 2
+        losses = (losses + of(positive, in_batch.T)) / 2
     return losses
 
 
@@ -66,6 +71,13 @@ def _cross_entropy(positive: Tensor, negatives: Tensor) -> Tensor:
     # Without negatives it is 0, and NaN stays NaN.
     top = excess.detach().amax(1).clamp(min=0) if excess.shape[1] else positive.detach().clamp(0, 0)
     return top + torch.log1p(torch.expm1(-top) + (excess - top[:, None]).exp().sum(1))
+
+
+def _decoupled(positive: Tensor, negatives: Tensor) -> Tensor:
+    """log(sum_k exp(negative_k - positive)); 0 without negatives."""
+    none = (negatives == -torch.inf).all(1)
+    excess = (negatives - positive[:, None]).masked_fill(none[:, None], 0)
+    return excess.logsumexp(1).where(~none, 0) if excess.shape[1] else positive * 0
 
 
 def by_label(logits: Tensor, same: Tensor, count: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ from torch.nn.functional import normalize
 
 from taufree import info_nce, nt_xent
 from taufree.checks import check_alike
-from taufree.dtypes import result_dtype, wide_dtype
-from taufree.integrations import Linked, as_twin, decoupled, link_of, positive
-from taufree.links import Link, LinkLike
+from taufree.dtypes import result_dtype
+from taufree.integrations import Linked, as_twin, link_of, positive
+from taufree.links import LinkLike
 from taufree.masked import paired_logits
 from taufree.util.optional import needs
 
@@ -100,8 +99,7 @@ class DCLLoss(Linked, original.DCLLoss):
     weight and S the sum of the negatives'. A ``weight_fn`` w multiplies the positive's logit:
     -w log p + log S.
 
-    A batch of one has no negatives and loss 0, where lightly's is -inf. Where S / p may leave the range of
-    float32, at temperatures below 0.025, the loss is computed in float64; its smallest value is then -708.
+    A batch of one has no negatives and loss 0, where lightly's is -inf.
 
     Args:
         temperature: None for the log-odds, else lightly's loss; a parameter is learned.
@@ -132,25 +130,22 @@ class DCLLoss(Linked, original.DCLLoss):
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         check_alike(out0=out0, out1=out1)
-        dtype = result_dtype(out0, out1)
-        wide = wide_dtype(out0.device) if _leaves_float32(self.link) else dtype
-        views = [x.to(wide) for x in (out0, out1)] if wide != dtype else [out0, out1]
-        coupled = nt_xent(
-            *views,
+        losses = nt_xent(
+            out0,
+            out1,
             link=self.link,
+            decoupled=True,
             reduction="none",
             gather_distributed=self.gather_distributed,
             backend=self.backend,
         )
-        if len(out0) == 1 and not (self.gather_distributed and dist.world_size() > 1):
-            return coupled.mean().to(dtype)  # 0
-        losses = decoupled(coupled)
-        if self.weight_fn is not None:
-            unit = [normalize(x.to(dtype), dim=1) for x in (out0, out1)]
+        alone = len(out0) == 1 and not (self.gather_distributed and dist.world_size() > 1)
+        if self.weight_fn is not None and not alone:
+            unit = [normalize(x.to(result_dtype(out0, out1)), dim=1) for x in (out0, out1)]
             weights = torch.cat([self._weights(*unit), self._weights(*unit[::-1])])
             positive = paired_logits(out0, out1, self.link)  # which nt_xent has prepared
             losses = losses + (1 - weights) * positive.repeat(2).to(losses.dtype)
-        return losses.mean().to(dtype)
+        return losses.mean()
 
     def _weights(self, out0: Tensor, out1: Tensor) -> Tensor:
         found = torch.as_tensor(self.weight_fn(out0, out1), device=out0.device)
@@ -175,21 +170,6 @@ class DCLWLoss(DCLLoss, original.DCLWLoss):
         positive(sigma, "sigma")
         original.DCLWLoss.__init__(self, temperature, sigma, gather_distributed)
         self._set_options(temperature, link, backend)
-
-
-def _leaves_float32(link: Link) -> bool:
-    """Whether exp(l - l') of two logits may be too small for float32, as far as that is known without waiting
-    for a GPU."""
-    if link.formula is None:
-        return False
-    scale = link.formula_scale()
-    if isinstance(scale, Tensor):
-        if scale.device.type != "cpu":
-            return False
-        scale = scale.item()
-    delta = link.formula.resolution
-    largest = 1.0 if link.formula.kind == "linear" else math.log1p(2 / delta) if delta else math.inf
-    return 2 * scale * largest > 80
 
 
 def temperature_free(loss: Any, link: LinkLike = None) -> Any:

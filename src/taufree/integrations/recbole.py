@@ -139,11 +139,9 @@ def contrast_with_all(
 ) -> Tensor:
     """The sum over queries of -log softmax: row ``positive[i]`` is found by query i among all rows.
 
-    As shared negatives, ``rows`` hold each positive once more: ``taufree.info_nce`` gives
-    L' = log(1 + Z/w) instead of L = log(Z/w), so L = log(exp(L') - 1).
+    As shared negatives, ``rows`` hold each positive: the loss is the decoupled one, log(Z/w).
 
     Shape:
         query: [N, D]; rows: [M, D]; positive: [N] integers below M.
     """
-    doubled = info_nce(query, rows[positive], rows, link=link, reduction="none", backend=backend)
-    return decoupled(doubled).sum()
+    return info_nce(query, rows[positive], rows, link=link, decoupled=True, reduction="sum", backend=backend)

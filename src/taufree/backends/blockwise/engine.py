@@ -205,8 +205,8 @@ class BlockwiseEngine:
         count, cols = self.contrast.positive_count(), None
         if self.contrast.symmetric:
             weights = None if weights is None else weights / 2
-            cols = Direction(self.kind, count, logit, weights, self.wide)
-        rows = Direction(self.kind, count, logit, weights, self.wide)
+            cols = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled)
+        rows = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled)
         for part, similarity, *_ in self._own_negatives():
             rows.negatives[part] = self.kind.merge(rows.negatives[part], self.link.logit(*similarity))
         return positive, rows, cols

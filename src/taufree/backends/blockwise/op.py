@@ -22,7 +22,8 @@ from taufree.links import Formula, Link, LogOdds, from_formula
 _TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "positives")
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
-    "Tensor? labels, Tensor? positives, int shift, bool in_batch, bool symmetric, str kind, float resolution"
+    "Tensor? labels, Tensor? positives, int shift, bool in_batch, bool symmetric, bool decoupled, str kind, "
+    "float resolution"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
 
@@ -46,6 +47,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
+        contrast.decoupled,
         kind,
         formula.resolution,
     )
@@ -54,10 +56,11 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 
 def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | None, ...], list[Tensor]]:
     """The contrast, the link, what may get a gradient, and what the link is differentiated by."""
-    anchors, keys, queue, own, scale, ids, labels, positives, shift, in_batch, symmetric, kind, delta = (
-        arguments
+    anchors, keys, queue, own, scale, ids, labels, positives, *options = arguments
+    shift, in_batch, symmetric, decoupled, kind, delta = options
+    contrast = Contrast(
+        anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, positives, decoupled
     )
-    contrast = Contrast(anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, positives)
     inputs = (anchors, keys, queue, own)
     if kind == ODDS:
         return contrast, LogOdds(resolution=delta), inputs, []

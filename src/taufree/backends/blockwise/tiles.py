@@ -274,7 +274,9 @@ class Direction:
         positive: Tensor | None,
         weights: Tensor | None,
         dtype: torch.dtype,
+        decoupled: bool = False,
     ) -> None:
+        self.decoupled = decoupled
         self.kind, self.count, self.positive = kind, count.to(dtype), positive
         zeros = torch.zeros(count.shape, dtype=dtype, device=count.device)
         self.negatives = torch.full_like(zeros, kind.empty_sum)
@@ -294,9 +296,17 @@ class Direction:
         """Losses and side of the anchors whose sums are complete.
 
         With S and W the summed weights of negatives and positives, the loss is
-        log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny.
+        log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny. Decoupled it is
+        log S - (mean logit of the positives).
         """
         count, log_s = self.count[part], self.kind.log(self.negatives[part])
+        if self.decoupled:
+            target = self.logits[part] / count if self.positive is None else self.positive[part]
+            some = (count > 0) & (log_s != -torch.inf)
+            self.losses[part] = (log_s - target).where(some, 0)
+            self.side.log_z[part] = log_s.where(some, torch.inf)
+            self.side.target[part] = self.side.grad[part] * (1 / count).where(some, 0)
+            return
         log_w = self.kind.log(self.labelled[part]) if self.positive is None else self.positive[part]
         log_z = torch.logaddexp(log_s, log_w)
         loss = torch.logaddexp(torch.zeros_like(log_s), log_s - log_w)

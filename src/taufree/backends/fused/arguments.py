@@ -57,6 +57,7 @@ class Arguments(NamedTuple):
     shift: int
     in_batch: bool
     symmetric: bool
+    decoupled: bool
     kind: int
     resolution: float
     weight: float
@@ -127,6 +128,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
+        contrast.decoupled,
         kind,
         formula.resolution,
         weight,

@@ -92,19 +92,22 @@ def fill_pairs(
 
 
 def close(
-    positive: Tensor, rows: Tensor, cols: Tensor | None, link: KernelLink, weight: float
+    positive: Tensor, rows: Tensor, cols: Tensor | None, link: KernelLink, weight: float, decoupled: bool
 ) -> tuple[Tensor, Tensor]:
     """``weight`` times the losses [N], normalisers [2, N]; the third row of ``positive`` becomes dL/dc."""
     n = positive.shape[1]
     loss, z = (positive.new_empty(shape, dtype=torch.float32) for shape in ((n,), (2, n)))
     start(
         row_kernels.close, -(-n // 256), positive, rows, rows if cols is None else cols, link.scale, loss, z,
-        n, link.resolution, weight, LINK=link.kind, COLS=cols is not None, BLOCK=256, num_warps=4,
+        n, link.resolution, weight, LINK=link.kind, COLS=cols is not None, DECOUPLED=decoupled, BLOCK=256,
+        num_warps=4,
     )  # fmt: skip
     return loss, z
 
 
-def close_labelled(sums: Tensor, count: Tensor, link: KernelLink) -> tuple[Tensor, Tensor, Tensor]:
+def close_labelled(
+    sums: Tensor, count: Tensor, link: KernelLink, decoupled: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Losses [N], normalisers [2, N], and [3, N]: what a positive keeps of its share, its target, and 0.
 
     The same formulas as tiles.Direction.close. An anchor without a positive has neither loss nor gradient.
@@ -112,14 +115,18 @@ def close_labelled(sums: Tensor, count: Tensor, link: KernelLink) -> tuple[Tenso
     negatives, positives, logits = sums.double()
     if link.kind == ODDS:
         negatives, positives = negatives.clamp(min=0).log(), positives.log()
-    log_z = torch.logaddexp(negatives, positives)
-    loss = torch.logaddexp(torch.zeros_like(log_z), negatives - positives)
-    loss += torch.where(count == 1, 0, positives - logits / count)
-    share = torch.where(count == 1, (negatives - log_z).exp(), 1 / count)
+    some, keeps = count > 0, count != 1
+    if decoupled:
+        log_z, loss, share = negatives, negatives - logits / count, 1 / count
+        some, keeps = some & (negatives != -torch.inf), torch.zeros_like(some)
+    else:
+        log_z = torch.logaddexp(negatives, positives)
+        loss = torch.logaddexp(torch.zeros_like(log_z), negatives - positives)
+        loss += torch.where(count == 1, 0, positives - logits / count)
+        share = torch.where(count == 1, (negatives - log_z).exp(), 1 / count)
     z = log_z if link.kind != ODDS else 2 * (1 + link.resolution) * (-log_z).exp()
-    some = count > 0
     z = z.where(some, 0.0 if link.kind == ODDS else torch.inf)
-    state = torch.stack([(count != 1).double(), share.where(some, 0), torch.zeros_like(share)])
+    state = torch.stack([keeps.double(), share.where(some, 0), torch.zeros_like(share)])
     return loss.where(some, 0).float(), z.float().expand(2, -1).contiguous(), state
 
 

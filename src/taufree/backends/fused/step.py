@@ -82,7 +82,7 @@ class FusedStep:
         arguments, link = self.arguments, self.link
         if arguments.positive_count is not None:
             loss, self.normalisers, self.positive = close_labelled(
-                self.row_sums, arguments.positive_count, link
+                self.row_sums, arguments.positive_count, link, arguments.decoupled
             )
             loss *= arguments.weight
             return loss
@@ -90,7 +90,7 @@ class FusedStep:
         if own is not None:
             rows = rows + own if link.kind == ODDS else torch.logaddexp(rows.to(own.dtype), own)
         cols = self.col_sums if arguments.symmetric else None
-        loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight)
+        loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight, arguments.decoupled)
         return loss
 
     def saved(self) -> Saved:

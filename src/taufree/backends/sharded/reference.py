@@ -22,9 +22,10 @@ from taufree.reduction import anchor_weights
 
 
 def loss(
-    contrast: Contrast, link: Link, reduction: str, ranks: Ranks, sizes: Sequence[int], queues: Sequence[int]
-) -> Tensor:
-    """The loss over all ranks; own rows' losses for "none"."""
+    contrast: Contrast, link: Link, given: Tensor | None, reduction: str, ranks: Ranks, sizes: Sequence[int],
+    queues: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """The loss over all ranks; own rows' losses for "none". ``given`` are all ranks' weights."""
 
     def gathered(x: Tensor | None, sizes: Sequence[int] = sizes) -> Tensor | None:
         if x is None or x.dtype.is_floating_point:
@@ -48,7 +49,8 @@ def loss(
         labels=gathered(contrast.labels),
     )
     losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
-    weights = anchor_weights(reduction, whole.n, None if whole.labels is None else whole.positive_count())
+    positives = None if whole.labels is None else whole.positive_count()
+    weights = anchor_weights(reduction, whole.n, positives, None if given is None else given[order])
     if weights is None:
         own = ranks.span(ranks.rank, sizes)
         losses = losses[order.argsort()[own.start : own.stop]]

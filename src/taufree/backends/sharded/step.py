@@ -17,6 +17,7 @@ what                                   when       bytes received by a rank
 =====================================  =========  ==============================================
 batch sizes, and whether calls agree   always     24 W
 ids or labels                          if given   8 N
+weights                                if given   8 N
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
@@ -92,14 +93,16 @@ class ShardEngine(Protocol):
 
 
 @uncompiled
-def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor:
-    """The loss over all ranks; own rows' losses for "none"."""
+def loss(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, backend: str) -> Tensor:
+    """The loss over all ranks; own rows' losses for "none". ``given`` are the user's weights of own rows."""
     backend = choose(backend, contrast, link, over_ranks=True)
     ranks = Ranks(contrast.anchors.device)
     queued = 0 if contrast.queue is None else len(contrast.queue)
-    sizes, queues = ranks.agree(_describe(contrast, link, reduction, backend), contrast.n, queued)
+    sizes, queues = ranks.agree(_describe(contrast, link, given, reduction, backend), contrast.n, queued)
+    if given is not None:
+        given = ranks.gather(given.detach().double(), sizes, "the weights of all ranks").wait()
     if backend == "reference":
-        return reference.loss(contrast, link, reduction, ranks, sizes, queues)
+        return reference.loss(contrast, link, given, reduction, ranks, sizes, queues)
     if contrast.ids is not None:  # in one dtype with those of all ranks, or unsigned ones cannot be compared
         contrast = replace(contrast, ids=contrast.ids.long())
     if contrast.labels is not None:
@@ -111,7 +114,7 @@ def loss(contrast: Contrast, link: Link, reduction: str, backend: str) -> Tensor
     if contrast.labels is not None and groups is not None:
         count = how_many(groups) - 1
         contrast = replace(contrast, positives=count[own.start : own.stop])
-    weights = anchor_weights(reduction, sum(sizes), count)
+    weights = anchor_weights(reduction, sum(sizes), count, given)
     if isinstance(weights, Tensor):
         weights = weights[own.start : own.stop]
     step = ShardedStep(contrast, ranks, sizes, queues, groups, weights)
@@ -258,7 +261,7 @@ class _Sharded(torch.autograd.Function):
         return (None, None, None, *cast)
 
 
-def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> str:
+def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, backend: str) -> str:
     """What must be alike on all ranks."""
 
     def shown(name: str, x: Tensor | None, rows: str) -> str:
@@ -278,6 +281,8 @@ def _describe(contrast: Contrast, link: Link, reduction: str, backend: str) -> s
         text += shown("negative_keys", contrast.own_negatives, "N")
         text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
+    text += ", decoupled" if contrast.decoupled else ""
+    text += "" if given is None else ", with weights"
     mode = " that measures" if link.measures else ""  # which exchanges sums
     return f"{text}, reduction={reduction!r}, backend={backend!r}, link={_describe_link(link)}{mode}"
 

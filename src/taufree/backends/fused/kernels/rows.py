@@ -102,12 +102,13 @@ def chords(x, y, x_stats, y_stats, positive, sums, N, shift, start, D: tl.conste
 
 @triton.jit(do_not_specialize=("N",))
 def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.constexpr, COLS: tl.constexpr,
-          BLOCK: tl.constexpr):  # fmt: skip
+          DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """``factor`` times each loss log(1 + S/w), with S the sum over the negatives and w the positive's weight.
 
     positive [3, N] holds gap, rise, and room for dL/dc of the positive, which comes from
     1 - p = S/(S+w), in which nothing cancels. For the backward, of either direction and with the 1/2 of two
-    directions in it, z [2, N]: 2(1+delta)/(S+w) for ODDS, scale/(S+w) for EXP, else log(S+w).
+    directions in it, z [2, N]: 2(1+delta)/(S+w) for ODDS, scale/(S+w) for EXP, else log(S+w). DECOUPLED has
+    log(S/w), 1 for 1 - p, and S for S+w; without negatives all of it is 0.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     below, above = tl.load(positive + i, i < N, 1.0), tl.load(positive + N + i, i < N, 1.0)
@@ -129,9 +130,21 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
         negatives = tl.load((cols if side else rows) + i, i < N, 0.0).to(tl.float64)
         if LINK == ODDS or LINK == EXP:
             negatives = tl.where(negatives < 0, 0.0, negatives)  # rounding of pairs with c = -1
-            total += share * log1p(negatives / weight)
-            missed += share * negatives / (negatives + weight)
-            normaliser = share * steep / (negatives + weight)
+            if DECOUPLED:
+                some = negatives != 0
+                filled = tl.where(some, negatives, weight)
+                total += share * tl.log(filled / weight)
+                missed += tl.where(some, share, 0.0)
+                normaliser = tl.where(some, share * steep / filled, 0.0)
+            else:
+                total += share * log1p(negatives / weight)
+                missed += share * negatives / (negatives + weight)
+                normaliser = share * steep / (negatives + weight)
+        elif DECOUPLED:
+            some = negatives != -float("inf")
+            total += tl.where(some, share * (negatives - logit), 0.0)
+            missed += tl.where(some, share, 0.0)
+            normaliser = tl.where(some, negatives + (0.6931471805599453 if COLS else 0.0), float("inf"))
         else:
             excess = negatives - logit
             small = tl.exp(-tl.abs(excess))
