@@ -42,6 +42,10 @@ BAD = {
     "labels must be on the device of the embeddings, cpu, got meta": lambda x, i: sup_con(x, i.to("meta")),
     "weights must have shape [4], got [3]": lambda x, i: nt_xent(x, x, weights=x[:3, 0]),
     "weights must be a floating-point tensor, got dtype torch.int64": lambda x, i: sup_con(x, i, weights=i),
+    "tau must be a positive number, got a tensor of -0.5": lambda x, i: nt_xent(
+        x, x, link=torch.tensor(-0.5)
+    ),
+    "gain must be a positive number, got 1": lambda x, i: LogOdds(10**400),
     "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
         x, x, reduction="average"
     ),

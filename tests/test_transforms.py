@@ -108,3 +108,33 @@ def test_a_link_without_a_formula_names_what_compiles_it():
     compiled = torch.compile(lambda a, b: nt_xent(a, b, link=Cubic()), fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match='backend="reference"'):
         compiled(*views(20))
+
+
+@pytest.mark.parametrize("n", [6, 530])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_second_derivatives_where_the_loss_is_not_the_end(n, reduction):
+    found = []
+    for backend in ("auto", "reference"):
+        a, b = (x.detach().double().requires_grad_() for x in views(n))
+        loss = info_nce(a, b, reduction=reduction, backend=backend).pow(2).sum()
+        (first,) = torch.autograd.grad(loss, a, create_graph=True)
+        found.append(torch.autograd.grad(first.pow(2).sum(), (a, b)))
+    close(*found)
+
+
+@pytest.mark.parametrize("loss", [nt_xent, info_nce])
+def test_compiled_once_for_all_sizes(loss):
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(loss, fullgraph=True, backend=counter, dynamic=True)
+    for n in (20, 30, 41, 200):
+        a, b = views(n)
+        close([compiled(a, b)], [loss(a, b)])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("link", [CalibratedLogOdds, FittedLogOdds])
+def test_a_link_that_measures_says_what_to_do_under_torch_func(link):
+    a, b, kept = *(x.detach() for x in views(5)), link()
+    with pytest.raises(RuntimeError, match=r"call eval\(\) on the link"):
+        torch.func.grad(lambda x: info_nce(x, b, link=kept))(a)

@@ -68,8 +68,8 @@ def info_nce(
             so is every parameter's gradient after DDP's averaging; shared ``negative_keys`` are
             those of all ranks together. Without a process group it is the plain loss.
         backend: "auto", "reference" (dense), "blockwise" (linear memory, any device) or "triton" (fused GPU
-            kernels). Transforms of torch.func and second derivatives are those of the reference, at its
-            memory; "triton" has none.
+            kernels). For transforms of torch.func "auto" takes the reference, which alone has them; second
+            derivatives of blockwise are computed by it too, at its memory, and "triton" has none.
 
     Shape:
         query and positive_key [N, D]; the result is a scalar, or [N] for "none". It is float64 if

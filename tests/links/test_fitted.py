@@ -127,9 +127,23 @@ def test_a_batch_that_tells_nothing_leaves_no_trace(batch):
         assert link.gain == before
 
 
+def test_the_first_batch_is_fitted_at_once():
+    a, b = pairs(500, 64, noise=1.0)
+    link, later = FittedLogOdds(), FittedLogOdds()
+    info_nce(a, b, link=link)
+    for _ in range(20):
+        later.begins = True
+        info_nce(a, b, link=later)
+    assert link.gain == pytest.approx(later.gain, rel=0.05)
+    again = FittedLogOdds()
+    again.load_state_dict(link.state_dict())
+    assert not again.begins
+
+
 def test_one_step_is_at_most_a_factor_of_two():
     a, b = pairs(500, 64, noise=1.0)
     link = FittedLogOdds()
+    link.begins = False
     info_nce(a, b, link=link)
     assert link.gain == pytest.approx(2)
 

@@ -55,22 +55,29 @@ def transforms_named(backend: str) -> Iterator[None]:
 
 class ByReference(torch.autograd.Function):
     """Gradients that are known, given with what they were computed from; their derivatives, of any order, are
-    those of ``loss``, a function of the inputs that is differentiable in all of them."""
+    those of ``loss``, a function of the ``count`` inputs that is differentiable in all of them. Of these the
+    first ``views`` are its arguments, the others parameters that it holds."""
 
     @staticmethod
     def forward(
-        ctx: Any, loss: Callable[..., torch.Tensor], upstream: torch.Tensor, count: int,
+        ctx: Any, loss: Callable[..., torch.Tensor], upstream: torch.Tensor, count: int, views: int,
         *inputs_and_gradients: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-        ctx.loss, ctx.count = loss, count
+        ctx.loss, ctx.count, ctx.views = loss, count, views
         ctx.save_for_backward(upstream, *inputs_and_gradients[:count])
         return tuple(None if g is None else g.view_as(g) for g in inputs_and_gradients[count:])
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         again = torch.is_grad_enabled()
-        upstream, *inputs = ctx.saved_tensors
         with torch.enable_grad():
+            # As views, or detached: the upstream gradient may itself depend on the inputs, and these are the
+            # derivatives of this function alone. ``loss`` finds parameters by itself, which are no views.
+            saved: list[Any] = list(ctx.saved_tensors)
+            upstream, *inputs = saved
+            fixed = ctx.count - ctx.views
+            inputs = [x if x is None or i >= ctx.views else x.view_as(x) for i, x in enumerate(inputs)]
+            upstream = upstream.detach().requires_grad_() if fixed else upstream.view_as(upstream)
             given = [i for i, g in enumerate(outer) if g is not None]
             first = torch.autograd.grad(
                 ctx.loss(*inputs),
@@ -91,6 +98,7 @@ class ByReference(torch.autograd.Function):
         return (
             None,
             found.get(0),
+            None,
             None,
             *(found.get(i + 1) for i in range(ctx.count)),
             *([None] * len(outer)),

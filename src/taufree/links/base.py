@@ -140,7 +140,10 @@ def check_number(name: str, value: object, need: str, good: Callable[[float], bo
     """``value`` as a float; raises, naming the argument, unless it is a finite number and ``good``."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be {need}, got {type(value).__name__}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or not good(number):
         raise ValueError(f"{name} must be {need}, got {value}.")
     return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,16 @@ class _MeasuredLogOdds(Link):
 
     def prepare(self, measure: Measure) -> Link:
         if self.measures:
-            with torch.no_grad():
-                self._measure(measure)
+            try:
+                with torch.no_grad():
+                    self._measure(measure)
+            except RuntimeError as error:
+                if not any(word in str(error) for word in ("captured Tensor", "functorch", "vmap")):
+                    raise
+                raise RuntimeError(
+                    f"{type(self).__name__} cannot keep what it measures under torch.func; call eval() on "
+                    "the link, which then stays as it is."
+                ) from error
         # The backward must find the gain of its forward, and the buffer may change before that.
         if type(self).logit is _MeasuredLogOdds.logit:
             return self._current()
@@ -126,6 +135,9 @@ class CalibratedLogOdds(_MeasuredLogOdds):
         return f"dimension={self.dimension:.3g}, {super().extra_repr()}"
 
 
+FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
+
+
 class FittedLogOdds(_MeasuredLogOdds):
     """The log-odds link with the gain that makes the batches most likely: for vectors that are compared.
 
@@ -135,12 +147,12 @@ class FittedLogOdds(_MeasuredLogOdds):
     best scale is a right one. Where the network behind a head is wanted, take ``LogOdds``: see
     docs/guide/choosing-a-link.md.
 
-    Nothing is tuned: the loss is convex in g. Before each loss one Newton step follows the minimum for all
-    batches so far: its gradient is that of this batch, found on up to 128 of the anchors with all their
-    candidates, and its curvature the sum over all batches. So the first batches are followed at once, later
-    ones ever more slowly. (A gain that is best for each single batch takes from the network what it gains by
-    telling matches further apart, and trains worse: docs/studies/matching.md.) Targets are smoothed by
-    Laplace's rule, which keeps g finite where every positive is ahead.
+    Nothing is tuned: the loss is convex in g. The first loss finds the minimum for its batch, so that a
+    network that is trained already is not harmed. Then, before each loss, one Newton step follows the minimum
+    for all batches so far. Its gradient is that of this batch, found on up to 128 of the anchors with all
+    their candidates, and its curvature the sum over all batches. (A gain that is best for each single batch
+    trains worse: docs/studies/matching.md.) Targets are smoothed by Laplace's rule, which keeps g finite where
+    every positive is ahead.
 
     ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The
     gain starts at 1, the paper's link, and never goes below: a flatter link teaches an untrained network
@@ -167,8 +179,21 @@ class FittedLogOdds(_MeasuredLogOdds):
         super().__init__(resolution)
         self.register_buffer("log_gain", torch.zeros(()))
         self.register_buffer("curvature", torch.zeros(()))
+        self.begins = True
 
     def _measure(self, measure: Measure) -> None:
+        if self.begins:
+            self.begins = False
+            for _ in range(FIRST_STEPS):
+                self._step(measure)
+                self.curvature.zero_()
+        self._step(measure)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.begins = not self.curvature.is_meta and not self.curvature.item()
+
+    def _step(self, measure: Measure) -> None:
         gradient, variance = measure.likelihood(self._current())
         if self.log_gain.device != gradient.device:
             self.log_gain, self.curvature = (

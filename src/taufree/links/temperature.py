@@ -33,6 +33,8 @@ class Temperature(Link):
                     "tau must be a positive number, or a floating-point tensor of one, got a tensor of shape "
                     f"{list(tau.shape)} and dtype {tau.dtype}."
                 )
+            if _known(tau) and not tau > 0:
+                raise ValueError(f"tau must be a positive number, got a tensor of {tau.item()}.")
             self.tau = tau
         else:
             self.tau = check_number("tau", tau, "a positive number", lambda x: x > 0)
@@ -58,6 +60,11 @@ class Temperature(Link):
 
     def extra_repr(self) -> str:
         return f"tau={self.tau.item() if isinstance(self.tau, Tensor) else self.tau}"
+
+
+def _known(x: Tensor) -> bool:
+    """Whether the value can be read at once: not on a GPU, in compiled code, or in a transform."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and type(x.data) is Tensor
 
 
 class Scaled(Link):

@@ -104,22 +104,25 @@ class _Blockwise(torch.autograd.Function):
         ids, labels, *inputs = ctx.saved_tensors
         inputs += ctx.params if ctx.link.formula is None else []
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
-        if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
-            check_unchanged(ctx.link, ctx.params, ctx.values)
-            saved = dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True))
-            contrast = replace(ctx.contrast, **saved)
-            grad = upstream if ctx.weights is None else ctx.weights * upstream
-            _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
-        else:
-            for gradient, wanted in zip(gradients, ctx.wanted, strict=True):
-                if gradient is not None and wanted:
-                    gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
-        cast = [
-            g.to(x.dtype) if wanted and g is not None else None
-            for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)
-        ]
+        with torch.no_grad():  # with create_graph=True the upstream gradient may have a graph of its own
+            if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
+                check_unchanged(ctx.link, ctx.params, ctx.values)
+                saved = dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True))
+                contrast = replace(ctx.contrast, **saved)
+                grad = upstream if ctx.weights is None else ctx.weights * upstream
+                _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
+            else:
+                for gradient, wanted in zip(gradients, ctx.wanted, strict=True):
+                    if gradient is not None and wanted:
+                        gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
+            cast = [
+                g.to(x.dtype) if wanted and g is not None else None
+                for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)
+            ]
         if torch.is_grad_enabled():  # create_graph=True
-            cast = ByReference.apply(_reference(ctx, ids, labels), upstream, len(inputs), *inputs, *cast)
+            views = len(inputs) if ctx.link.formula is not None else 4
+            of = _reference(ctx, ids, labels)
+            cast = ByReference.apply(of, upstream, len(inputs), views, *inputs, *cast)
         return (None, None, None, None, *cast)
 
 

@@ -22,8 +22,8 @@ from taufree.links import Formula, Link, LogOdds, from_formula
 _TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "positives")
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
-    "Tensor? labels, Tensor? positives, int shift, bool in_batch, bool symmetric, bool decoupled, str kind, "
-    "float resolution"
+    "Tensor? labels, Tensor? positives, SymInt shift, bool in_batch, bool symmetric, bool decoupled, "
+    "str kind, float resolution"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
 
