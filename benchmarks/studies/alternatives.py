@@ -1,7 +1,8 @@
-"""Other ways to a scale from the negatives, tried beside CalibratedLogOdds: see docs/studies/calibration.md.
+"""Other ways to a scale, tried beside CalibratedLogOdds (docs/studies/calibration.md) and FittedLogOdds
+(docs/studies/matching.md).
 
-Links for a study, trained as ``alternatives:Centred`` and so on: they look at all pairs of a batch at once
-and wait for the device. :class:`Full` and :class:`WithCount` take mean(c^2) as CalibratedLogOdds does,
+Links for a study, trained as ``alternatives:Centred`` and so on. Those of calibration look at all pairs at
+once and wait for the device. :class:`Full` and :class:`WithCount` take mean(c^2) as CalibratedLogOdds does,
 smoothed by its error; :class:`Centred` and :class:`Median`, whose errors are others, follow each batch. As
 there, no nu is larger than the columns, and none smaller than 3, the free link.
 """
@@ -15,12 +16,14 @@ import torch
 from scipy.special import betaincinv, betaln
 from torch import Tensor
 
-from taufree import CalibratedLogOdds, Link, LogOdds
+from taufree import CalibratedLogOdds, FittedLogOdds, Link, LogOdds
 from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import normalize
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory.closed_forms import null_log_odds
+from taufree.links import Formula, Measure
 from taufree.links.log_odds import with_gain
+from taufree.links.temperature import Scaled
 
 CELLS = 1024
 """Intervals of the table of log-odds; the cubics between are good to 1e-7 for nu up to 128."""
@@ -135,3 +138,25 @@ class Coarse(LogOdds):
 
     def __init__(self) -> None:
         super().__init__(resolution=1e-2)
+
+
+class EachBatch(FittedLogOdds):
+    """FittedLogOdds whose gain follows each batch by itself, as if there had been none before."""
+
+    def _measure(self, measure: Measure) -> None:
+        self.curvature.zero_()
+        super()._measure(measure)
+
+
+class FittedTemperature(FittedLogOdds):
+    """A temperature that is fitted as FittedLogOdds fits its gain."""
+
+    def _current(self) -> Link:
+        return Scaled(self.formula_scale())
+
+    @property
+    def formula(self) -> Formula:
+        return Formula("linear")
+
+    def formula_scale(self) -> Tensor:
+        return 2 * super().formula_scale()  # a gain of 1 is as steep as a temperature of 0.5

@@ -151,7 +151,7 @@ class FittedLogOdds(_MeasuredLogOdds):
     network that is trained already is not harmed. Then, before each loss, one Newton step follows the minimum
     for all batches so far. Its gradient is that of this batch, found on up to 128 of the anchors with all
     their candidates, and its curvature the sum over all batches. (A gain that is best for each single batch
-    trains worse: docs/studies/matching.md.) Targets are smoothed by Laplace's rule, which keeps g finite where
+    trains worse: docs/studies/matching.md.) Laplace's rule smooths the targets, which keeps g finite where
     every positive is ahead.
 
     ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The

@@ -99,7 +99,7 @@ class CLIP(ImagesOnDevice):
         "or .txt (a name, a caption), or tar files of KEY.jpg and KEY.txt; train.txt, dev.txt and test.txt "
         "list the parts."
     )
-    example = "taufree run clip --data FOLDER --preset frozen --links free,0.05,learnable"
+    example = "taufree run clip --data FOLDER --preset frozen --links free,fitted,0.05,learnable"
     settings_type = CLIPSettings
     metrics: ClassVar = {
         "rsum": "the sum of the six recalls, of the test part",
