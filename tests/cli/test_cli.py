@@ -116,7 +116,14 @@ def test_an_empty_path_is_not_the_current_folder(command, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run", "--seeds", "0"], ["run", "--jobs", "x"], ["run", "--lnks", "free"], ["walk"]]
+    "arguments",
+    [
+        ["run", "--seeds", "0"],
+        ["run", "--seeds", "99999999999999999999999"],
+        ["run", "--jobs", "x"],
+        ["run", "--lnks", "free"],
+        ["walk"],
+    ],
 )
 def test_options_that_do_not_exist_or_fit_are_exit_code_2(arguments):
     found = invoke(*arguments)
