@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from taufree.experiments.images.listing import SUFFIXES, ImageFile, Listing
+from taufree.util.files import check_folder
 
 PARTS = ("train", "dev", "test")
 CAPTION_FILES = ("captions.tsv", "captions.csv", "captions.txt")
@@ -75,8 +76,7 @@ def check_captions(folder: Path | None) -> Path:
     """The folder, or ``flickr8k`` in it; a ValueError with one sentence if there are no captions."""
     if folder is None:
         raise ValueError("the recipe clip needs --data FOLDER, a folder of images with their captions.")
-    if not folder.is_dir():
-        raise ValueError(f"No such folder: {folder}, which must hold images and captions.")
+    check_folder(folder, "images and captions")
     if (folder / "flickr8k").is_dir():
         folder = folder / "flickr8k"
     if not any((folder / name).is_file() for name in CAPTION_FILES) and not any(folder.rglob("*.tar")):
