@@ -269,6 +269,17 @@ def test_ctrl_c_while_modules_are_imported_ends_at_once(module, tmp_path):
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
+def test_ctrl_c_while_the_parameters_are_built_ends_at_once(tmp_path):
+    before = (
+        "import os, signal, typer.main; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "usual = typer.main.get_group; "
+        "typer.main.get_group = lambda *given, **named: "
+        "(os.kill(os.getpid(), signal.SIGINT), usual(*given, **named))[1]"
+    )
+    found = shell("--version", before=before, cwd=tmp_path)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
 def test_a_process_in_the_background_ignores_ctrl_c_while_it_imports(tmp_path):
     before = (
         "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
