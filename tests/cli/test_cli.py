@@ -1,5 +1,6 @@
 """The command line: what it teaches, what it refuses."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import taufree
-from tests.support.command import ENVIRONMENT, invoke, shell
+from tests.support.command import ENVIRONMENT, MAIN, invoke, shell
 
 
 def test_version_and_help():
@@ -68,12 +69,18 @@ def test_help_teaches():
         (["run", "--precision", ""], "precision must be one of "),
         (
             ["diagnose", "absent.npy", "--taus", "0.1,x"],
-            "taus must be positive numbers with commas between them, got '0.1,x'.",
+            "taus must be numbers from 1e-6 to 1e6 with commas between them, got '0.1,x'.",
         ),
         (
             ["diagnose", "absent.npy", "--taus", "0"],
-            "taus must be positive numbers with commas between them, got '0'.",
+            "taus must be numbers from 1e-6 to 1e6 with commas between them, got '0'.",
         ),
+        (["diagnose", "absent.npy", "--taus", "1e-320"], "taus must be numbers from 1e-6 to 1e6"),
+        (["diagnose", "absent.npy", "--taus", "0.1,1e308"], "taus must be numbers from 1e-6 to 1e6"),
+        (["run", "x" * 5000], "x.py cannot be read: File name too long."),
+        (["recipes", "x" * 300], "x.py cannot be read: File name too long."),
+        (["run", "--data", "x" * 300], "x cannot be read: File name too long."),
+        (["diagnose", "x" * 300 + ".npy"], "x.npy cannot be read: File name too long."),
         (["diagnose", "absent.npy"], "No such file: absent.npy, which must hold embeddings or labels."),
         (["bench", "--n", "64,x"], "n must be integers of at least 2 with commas between them, got '64,x'."),
         (["bench", "--d", "0"], "d must be integers of at least 1 with commas between them, got '0'."),
@@ -116,7 +123,14 @@ def test_an_empty_path_is_not_the_current_folder(command, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run", "--seeds", "0"], ["run", "--jobs", "x"], ["run", "--lnks", "free"], ["walk"]]
+    "arguments",
+    [
+        ["run", "--seeds", "0"],
+        ["run", "--seeds", "99999999999999999999999"],
+        ["run", "--jobs", "x"],
+        ["run", "--lnks", "free"],
+        ["walk"],
+    ],
 )
 def test_options_that_do_not_exist_or_fit_are_exit_code_2(arguments):
     found = invoke(*arguments)
@@ -255,6 +269,17 @@ def test_ctrl_c_while_modules_are_imported_ends_at_once(module, tmp_path):
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
+def test_ctrl_c_while_the_parameters_are_built_ends_at_once(tmp_path):
+    before = (
+        "import os, signal, typer.main; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "usual = typer.main.get_group; "
+        "typer.main.get_group = lambda *given, **named: "
+        "(os.kill(os.getpid(), signal.SIGINT), usual(*given, **named))[1]"
+    )
+    found = shell("--version", before=before, cwd=tmp_path)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
 def test_a_process_in_the_background_ignores_ctrl_c_while_it_imports(tmp_path):
     before = (
         "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -264,6 +289,36 @@ def test_a_process_in_the_background_ignores_ctrl_c_while_it_imports(tmp_path):
     found = shell("recipes", "digits", before=before, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("digits: ")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read everything")
+def test_data_behind_a_folder_without_permission_are_refused_in_a_sentence(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+    found = invoke("run", "--data", tmp_path / "closed" / "data")
+    assert found.exit_code == 2
+    assert found.stderr == f"taufree: {tmp_path / 'closed' / 'data'} cannot be read: Permission denied.\n"
+
+
+def test_a_folder_given_for_a_file_and_a_file_given_for_a_folder_are_named_so(tmp_path):
+    (tmp_path / "x.npy").mkdir()
+    found = invoke("diagnose", tmp_path / "x.npy")
+    assert found.stderr == (
+        f"taufree: {tmp_path / 'x.npy'} must be a file that holds embeddings or labels, got a folder.\n"
+    )
+    (tmp_path / "y").write_text("")
+    found = invoke("run", "images", "--data", tmp_path / "y", "--out", tmp_path / "out")
+    assert found.exit_code == 2
+    assert f"{tmp_path / 'y'} must be a folder that holds images, got a file." in found.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+@pytest.mark.parametrize("arguments", [["recipes"], ["--help"], ["--version"]])
+def test_output_to_a_full_device_is_one_line_and_exit_code_1(arguments):
+    command = [sys.executable, "-c", MAIN, *arguments]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert found.returncode == 1
+    assert found.stderr == "taufree: the output cannot be written: No space left on device.\n"
 
 
 @pytest.mark.parametrize("command", ["figures", "diagnose"])

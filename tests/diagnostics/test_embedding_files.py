@@ -287,6 +287,8 @@ def test_csv_with_and_without_names(separator: str, tmp_path: Path) -> None:
         ('x,y\n"[1.0, 2.0]",0\n"[1.0]",1\n', "column x must hold lists of one length"),
         ('x,y\n"[1.0, 2.0]",0\n"[1.0, ",1\n', "x.csv cannot be read as .csv: "),
         ("x0,x1,y\n1.5,2.5\n", "x.csv cannot be read as .csv: "),
+        pytest.param("x,y\n" + "[" * 100_000 + ",0\n", "x.csv cannot be read as .csv: ", id="nested lists"),
+        pytest.param("x" * 140_000 + ",y\n1.5,0\n", "x.csv cannot be read as .csv: ", id="a long name"),
         ("x0,x1,y\n1.5,nan,0\n2.5,1.0,1\n", r"x.csv\[x\] must be finite|column x1 has 1 missing values"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree import info_nce, nt_xent
+from taufree import info_nce, nt_xent, temperature_free
 from tests.support.comparison import agree, rows
 from tests.support.gcl import GCL
 from tests.support.largest import Largest
@@ -130,3 +130,18 @@ def test_an_anchor_without_a_positive_counts_nothing():
     masks[0][0] = 0
     assert torch.isnan(GCL.losses.InfoNCE(0.4)(H1, H2, *masks))
     assert torch.isfinite(InfoNCE(0.4)(H1, H2, *masks))
+
+
+def test_a_class_derived_from_pygcls_has_a_twin_unless_it_overrides_a_method():
+    class Named(GCL.losses.InfoNCE):
+        title = "mine"
+
+    class Changed(GCL.losses.InfoNCE):
+        def compute(self, *arguments):
+            return torch.zeros(())
+
+    twin = temperature_free(Named(0.4))
+    assert type(twin) is InfoNCE
+    torch.testing.assert_close(CASES["nodes"](twin), CASES["nodes"](InfoNCE()))
+    with pytest.raises(TypeError, match=r"which overrides compute\.$"):
+        temperature_free(Changed(0.4))

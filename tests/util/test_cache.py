@@ -78,3 +78,11 @@ def test_a_download_that_fails_is_one_sentence_and_leaves_nothing(tmp_path):
     ):
         download(tmp_path / "data", make, os.listdir, title="Digits", advice="read them")
     assert os.listdir(tmp_path) == ["data.lock"]
+
+
+def test_a_cache_that_is_a_file_is_named_with_the_variable(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TAUFREE_CACHE", str(tmp_path / "file"))
+    for name in ("digits", "images/digits"):
+        with pytest.raises(ValueError, match=rf"^the folder {tmp_path}/file.* TAUFREE_CACHE must be .*\.$"):
+            download(cache_folder() / name, os.mkdir, os.listdir, title="Digits", advice="read them")

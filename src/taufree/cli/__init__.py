@@ -7,6 +7,8 @@ Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
@@ -54,7 +56,21 @@ def main() -> None:
     try:
         with needs("taufree[cli]"):
             with imports():
-                command = build()
-            command(prog_name="taufree")
+                from typer.main import get_command
+
+                command = get_command(build())
+            try:
+                command(prog_name="taufree")
+            finally:
+                if isinstance(sys.stdout, TextIOWrapper):
+                    sys.stdout.flush()  # an error here can still be told; that of Python's own flush cannot
     except MissingPackageError as error:
         sys.exit(complain(str(error)))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE):
+            raise
+        # What is left in the buffer would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno == errno.ENOSPC:  # a reader that is gone, such as head, has all that it wants
+            complain(f"the output cannot be written: {error.strerror}.")
+        sys.exit(1)

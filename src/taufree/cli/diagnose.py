@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -82,6 +81,6 @@ def _temperatures(given: str) -> list[float]:
         taus = [float(tau) for tau in given.split(",")]
     except ValueError:
         taus = []
-    if not taus or not all(0 < tau < math.inf for tau in taus):
-        raise ValueError(f"taus must be positive numbers with commas between them, got {given!r}.")
+    if not taus or not all(1e-6 <= tau <= 1e6 for tau in taus):  # far beyond, logits are infinite or 0
+        raise ValueError(f"taus must be numbers from 1e-6 to 1e6 with commas between them, got {given!r}.")
     return taus

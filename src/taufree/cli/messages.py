@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
 
+from taufree.util.files import is_there
+
 
 def path(given: str | Path) -> Path:
     """Parser of an option that is a path. An empty one, as from a shell variable that is not set, is refused:
@@ -58,7 +60,7 @@ def imports() -> Iterator[None]:
 
 def check_data_folder(data: Path | None) -> None:
     """Raise a ValueError if ``--data`` is not there, before the imports that reading it needs."""
-    if data is not None and not data.exists():
+    if data is not None and not is_there(data):
         raise ValueError(f"No such folder: {data}, which --data or TAUFREE_DATA names.")
 
 

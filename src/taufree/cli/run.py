@@ -34,7 +34,7 @@ def run(
     ] = "free,0.1,0.25,0.5,1,learnable",
     preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds of each link.  [default: the preset's]")
+        int | None, typer.Option(min=1, max=10_000, help="Seeds of each link.  [default: the preset's]")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the preset's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,

@@ -38,7 +38,7 @@ with needs("taufree[cli]"):
 _NEEDED = "needed are 2-D arrays of floating-point embeddings or a 1-D array of integer labels"
 _UNREADABLE = (
     ValueError, OSError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, pickle.UnpicklingError,
-    SafetensorError, pyarrow.ArrowException, zlib.error,
+    SafetensorError, pyarrow.ArrowException, zlib.error, csv.Error, RecursionError,
 )  # fmt: skip
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib")
 

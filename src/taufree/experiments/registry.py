@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from taufree import experiments
+from taufree.util.files import is_there
 from taufree.util.source import is_installed
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _own_file(name: str) -> Path:
     """
     path = Path(name)
     given = path if path.suffix == ".py" else Path(f"{name}.py")
-    if given.is_file():
+    if is_there(given) and given.is_file():
         if (folder := str(given.parent.resolve())) not in sys.path:
             sys.path.append(folder)  # last, so that it hides nothing that is installed
     elif path.suffix == ".py":

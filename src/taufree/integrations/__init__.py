@@ -153,7 +153,8 @@ def twin_of(kind: type, twins: Mapping[type, type]) -> type:
         twin = base if base in twins.values() else twins.get(base)
         if twin is None:
             continue
-        own = {name for one in kind.__mro__[:i] for name in vars(one)}
+        # Each class derived from an abstract one has names in _abc_ of its own.
+        own = {name for one in kind.__mro__[:i] for name in vars(one) if not name.startswith("_abc_")}
         changed = sorted(x for x in own & set(dir(base)) if not x.startswith("__") or x == "__call__")
         if changed:
             raise TypeError(

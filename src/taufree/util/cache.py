@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from taufree.util.errors import BadInputError
 from taufree.util.files import atomic_write, draft_of, remove
 from taufree.util.optional import needs
 
@@ -38,8 +39,16 @@ def cached(path: Path, make: Callable[[Path], object], load: Callable[[Path], T]
         path: a file or a folder.
         make: called with the path of a draft; it writes the file or the folder there.
         load: called with ``path``; an error of any kind means that it is to be made.
+
+    Raises BadInputError with one sentence where there can be no folder for it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(
+            f"the folder {path.parent} of the cache cannot be made ({error.strerror}); TAUFREE_CACHE must be "
+            "a folder that can be written to."
+        ) from error
     with FileLock(path.with_suffix(".lock")):
         try:
             return load(path)
@@ -63,6 +72,8 @@ def download(
     """
     try:
         return cached(path, make, load)
+    except BadInputError:
+        raise
     except Exception as error:
         raise ValueError(
             f"{title} could not be downloaded to {path} ({type(error).__name__}); {advice}."

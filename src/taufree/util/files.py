@@ -46,8 +46,30 @@ def write_text(path: Path, text: str) -> Path:
 
 def check_file(path: Path, content: str) -> None:
     """Raise a ValueError unless ``path`` is a file; ``content`` says what it must hold."""
-    if not path.is_file():
+    if not is_there(path):
         raise ValueError(f"No such file: {path}, which must hold {content}.")
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "a device or a pipe"
+        raise ValueError(f"{path} must be a file that holds {content}, got {found}.")
+
+
+def check_folder(path: Path, content: str) -> None:
+    """Raise a ValueError unless ``path`` is a folder; ``content`` says what it must hold."""
+    if not is_there(path):
+        raise ValueError(f"No such folder: {path}, which must hold {content}.")
+    if not path.is_dir():
+        raise ValueError(f"{path} must be a folder that holds {content}, got a file.")
+
+
+def is_there(path: Path) -> bool:
+    """``path.exists()``, with a ValueError where the system cannot say: no permission, too long a name."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
+    return True
 
 
 def draft_of(path: Path, writer: str) -> Path:

@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import sys
 import tarfile
 
 import pytest
@@ -148,6 +149,40 @@ def test_folders_without_captions_or_parts_are_refused_in_a_sentence(data, tmp_p
     )
     (data / "images.tar").write_bytes(b"no tar")
     assert "images.tar is damaged or no tar file" in refused(data)
+    (data / "images.tar").unlink()
+    (data / "images.tar").mkdir()
+    assert refused(data) == f"{data / 'images.tar'} is damaged or no tar file (Is a directory)."
+    assert refused(data / "test.txt").endswith("must be a folder that holds images and captions, got a file.")
+
+
+def test_a_list_that_is_not_utf_8_is_named(data):
+    (data / "train.txt").write_bytes(b"caf\xe9.jpg\n")
+    assert refused(data).startswith(f"{data / 'train.txt'} must be a list of images in UTF-8 (")
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_in_a_tar_need_not_be_utf_8(data, tmp_path, kind):
+    image, folder = (data / "images" / "000.jpg").read_bytes(), tmp_path / "shards"
+    folder.mkdir()
+    with tarfile.open(folder / "all.tar", "w", format=kind, encoding="latin-1") as tar:
+        for number in range(40):
+            for suffix, content in ((".jpg", image), (".txt", b"A dog .")):
+                info = tarfile.TarInfo(f"caf\xe9{number}{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    found = find_captions(folder)
+    assert len(found.captions) == 40
+    assert found.fingerprint()
+    assert found.listing.train[0].name.encode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the file system takes UTF-8 names alone")
+def test_names_in_a_folder_need_not_be_utf_8(data):
+    for part in PARTS:
+        (data / f"{part}.txt").unlink()
+    before = parts_of(find_captions(data))
+    shutil.copy(data / "images" / "000.jpg", os.fsencode(data / "images") + b"/caf\xe9.jpg")
+    assert parts_of(find_captions(data)) == before  # it has no caption
 
 
 def test_two_images_of_one_name_are_refused(data):

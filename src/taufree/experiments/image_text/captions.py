@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from taufree.experiments.images.listing import SUFFIXES, ImageFile, Listing
+from taufree.util.files import check_folder
 
 PARTS = ("train", "dev", "test")
 CAPTION_FILES = ("captions.tsv", "captions.csv", "captions.txt")
@@ -75,8 +76,7 @@ def check_captions(folder: Path | None) -> Path:
     """The folder, or ``flickr8k`` in it; a ValueError with one sentence if there are no captions."""
     if folder is None:
         raise ValueError("the recipe clip needs --data FOLDER, a folder of images with their captions.")
-    if not folder.is_dir():
-        raise ValueError(f"No such folder: {folder}, which must hold images and captions.")
+    check_folder(folder, "images and captions")
     if (folder / "flickr8k").is_dir():
         folder = folder / "flickr8k"
     if not any((folder / name).is_file() for name in CAPTION_FILES) and not any(folder.rglob("*.tar")):
@@ -181,10 +181,13 @@ def _find_files(folder: Path) -> tuple[dict[str, _Found], dict[str, _Found]]:
 
 def _members(path: Path) -> list[tarfile.TarInfo]:
     try:
-        with tarfile.open(path, "r:") as tar:  # not a compressed one, whose members have no places in it
+        # Not a compressed one, whose members have no places in it. Names that are not UTF-8 must become
+        # texts that are: they are hashed and written.
+        with tarfile.open(path, "r:", errors="backslashreplace") as tar:
             return [one for one in tar.getmembers() if one.isfile()]
-    except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{path} is damaged or no tar file ({error}).") from error
+    except (tarfile.TarError, EOFError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{path} is damaged or no tar file ({reason}).") from error
 
 
 def _lines(text: _Found) -> list[str]:
@@ -230,7 +233,8 @@ def _split(folder: Path, images: Mapping[str, _Found], names: _Names) -> dict[st
             if found:
                 parts[_PART_NAMES[found.group(1)]].append(name)
         else:
-            tenth = int(hashlib.sha256(PurePosixPath(name).name.encode()).hexdigest(), 16) % 10
+            own = PurePosixPath(name).name.encode(errors="surrogateescape")
+            tenth = int(hashlib.sha256(own).hexdigest(), 16) % 10
             parts[{0: "test", 1: "dev"}.get(tenth, "train")].append(name)
     return parts
 
@@ -242,5 +246,8 @@ def _list_of(folder: Path, part: str) -> Path | None:
 
 
 def _listed(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeError as error:
+        raise ValueError(f"{path} must be a list of images in UTF-8 ({error}).") from error
     return list(dict.fromkeys(line.strip() for line in lines if line.strip()))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from taufree.util.files import check_folder
+
 SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 IMAGES_PER_HELD_OUT = 5
 """One image in so many is for validation, where a folder does not say which."""
@@ -73,8 +75,7 @@ def find_images(folder: Path) -> Listing:
     sorted, shuffled by NumPy's generator with seed 0, and the first fifth (rounded down, but one at
     least) is for validation. Raises ValueError with one sentence where there is nothing to learn from.
     """
-    if not folder.is_dir():
-        raise ValueError(f"No such folder: {folder}, which must hold images.")
+    check_folder(folder, "images")
     held_out = next((name for name in ("val", "test") if (folder / name).is_dir()), "")
     if held_out and (folder / "train").is_dir():
         train, val = (_in_folder(folder / part) for part in ("train", held_out))
@@ -101,8 +102,7 @@ def find_cases(folder: Path, one: str, *, normal: bool) -> Listing:
         folder: what the classes, or the parts with their classes, are in.
         one: the class that is normal, if ``normal``, or else the only one that is not.
     """
-    if not folder.is_dir():
-        raise ValueError(f"No such folder: {folder}, which must hold images.")
+    check_folder(folder, "images")
     held_out = next((name for name in ("test", "val") if (folder / name).is_dir()), "")
     parts = [folder / "train", folder / held_out] if held_out and (folder / "train").is_dir() else [folder]
     classes = tuple(sorted({path.name for part in parts for path in _class_folders(part)}))
