@@ -1,8 +1,8 @@
 """A matrix of one tile, as small batches have it: the same arithmetic in a third of the calls.
 
 All rows are normalised together, and there are no strips, no parts and no second visit. What is rare goes to
-:class:`.engine.BlockwiseEngine`: labels, decoupled losses, negatives of one anchor each, rows that are zero,
-very short or very long, and negatives that nearly agree with their anchor.
+:class:`.engine.BlockwiseEngine`: labels, negatives of one anchor each, rows that are zero, very short or very
+long, and negatives that nearly agree with their anchor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ def fits(contrast: Contrast, pairs: int) -> bool:
 
     Some rows it still leaves to the engine.
     """
-    if contrast.own_negatives is not None or contrast.labels is not None or contrast.decoupled:
+    if contrast.own_negatives is not None or contrast.labels is not None:
+        return False
+    if contrast.decoupled and (
+        contrast.ids is not None or contrast.n <= 2
+    ):  # where there may be no negatives
         return False
     if contrast.queue is not None and (contrast.symmetric or contrast.ids is not None):
         return False
@@ -75,8 +79,11 @@ def run(
     nothing = logit.new_full((), kind.empty_sum)
     sums = [tile.add(nothing, dim) for dim in ((1, 0) if contrast.symmetric else (1,))]
     log_s = kind.log(torch.stack(sums).to(wide))
-    log_z = torch.logaddexp(log_s, logit)
-    losses = softplus(log_s - logit, threshold=700).mean(0)  # exact below, and exp overflows at 709
+    if contrast.decoupled:
+        log_z, losses = log_s, (log_s - logit).mean(0)
+    else:
+        log_z = torch.logaddexp(log_s, logit)
+        losses = softplus(log_s - logit, threshold=700).mean(0)  # exact below, and exp overflows at 709
     if weights is None:
         return losses, []
 
