@@ -71,6 +71,7 @@ CASES = {
     "queue and ids": lambda a, b: Contrast(a, b, queue=b, ids=torch.arange(len(a))),
     "views": lambda a, b: Contrast(torch.cat([a, b]), shift=len(a)),
     "labels": lambda a, b: Contrast(a, labels=torch.arange(len(a)) // 2),
+    "decoupled": lambda a, b: Contrast(a, b, symmetric=True, decoupled=True),
 }
 LINKS = {
     "odds": LogOdds(), "gain": LogOdds(gain=2.0), "tau": Temperature(0.1), "learned": LearnableTemperature()
@@ -87,6 +88,9 @@ LINKS = {
         ("queue and ids", "learned", torch.bfloat16),
         ("views", "odds", torch.bfloat16),
         ("labels", "odds", torch.bfloat16),
+        ("decoupled", "odds", torch.bfloat16),
+        ("decoupled", "tau", torch.bfloat16),
+        ("decoupled", "learned", torch.float32),
         ("labels", "learned", torch.float32),
     ],
     ids=str,
