@@ -34,11 +34,21 @@ BAD = {
     "ids must be an integer tensor, got dtype torch.float32": lambda x, i: nt_xent(x, x, ids=i.float()),
     "ids must be an integer tensor, got list": lambda x, i: nt_xent(x, x, ids=[0, 1, 2, 3]),
     "ids distinguishes in-batch keys and needs in_batch=True": lambda x, i: info_nce(x, x, x, ids=i),
-    "got [4, 2, 3]: if these are several views of a sample, give embeddings.flatten(0, 1) and "
-    "labels.repeat_interleave(2)": lambda x, i: sup_con(torch.stack([x, x], 1), i),
+    "embeddings must have N, V and D of at least 1, got [4, 0, 3]": lambda x, i: sup_con(
+        x.new_ones(4, 0, 3), i
+    ),
+    "labels must be given unless embeddings are [N, V, D], got None": lambda x, i: sup_con(x),
+    "labels must be given with keys, got None": lambda x, i: sup_con(x[None], keys=x, key_labels=i),
+    "key_labels must be given with keys, got None": lambda x, i: sup_con(x, i, x),
+    "keys must be given with key_labels, got None": lambda x, i: sup_con(x, i, key_labels=i),
+    "keys must have shape [M, 3], got [4, 2]": lambda x, i: sup_con(x, i, x[:, :2], i),
+    "keys must have shape [N, D] with N and D at least 1, got [0, 3]": lambda x, i: sup_con(
+        x, i, x[:0], i[:0]
+    ),
+    "key_labels must have shape [4], got [3]": lambda x, i: sup_con(x, i, x, i[:3]),
     "labels must have shape [4], got [4, 1]": lambda x, i: sup_con(x, i[:, None]),
     "labels must be an integer tensor, got dtype torch.bool": lambda x, i: sup_con(x, i > 0),
-    "labels must be an integer tensor, got NoneType": lambda x, i: sup_con(x, None),
+    "labels must be an integer tensor, got list": lambda x, i: sup_con(x, [0, 1, 2, 3]),
     "labels must be on the device of the embeddings, cpu, got meta": lambda x, i: sup_con(x, i.to("meta")),
     "weights must have shape [4], got [3]": lambda x, i: nt_xent(x, x, weights=x[:3, 0]),
     "weights must be a floating-point tensor, got dtype torch.int64": lambda x, i: sup_con(x, i, weights=i),

@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import (
+    CalibratedLogOdds,
+    FittedLogOdds,
+    LearnableTemperature,
+    LogOdds,
+    Temperature,
+    info_nce,
+    nt_xent,
+    sup_con,
+)
 
 BACKENDS = ["reference", "blockwise"]
 LINKS = [LogOdds(), LogOdds(gain=3.0), Temperature(0.01), Temperature(1.0), LearnableTemperature()]
@@ -309,3 +318,39 @@ def test_decoupled_without_negatives_is_zero(backend):
     loss = info_nce(a, rows(1, seed=1), decoupled=True, backend=backend)
     assert loss.item() == 0
     assert not torch.autograd.grad(loss, a)[0].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_views_of_a_sample_are_positives(backend):
+    """With two views it is nt_xent, with labels the flattened call."""
+    z, labels, w = torch.randn(5, 3, 4), torch.tensor([0, 1, 1, 2, 3]), torch.rand(5)
+    options = {"backend": backend}
+    pair = sup_con(z[:, :2], weights=w, **options)
+    assert torch.allclose(pair, nt_xent(z[:, 0], z[:, 1], weights=w, **options), rtol=1e-5)
+    flat = sup_con(z.flatten(0, 1), labels.repeat_interleave(3), reduction="none", **options)
+    assert torch.equal(sup_con(z, labels, reduction="none", **options), flat.view(5, 3))
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+def test_several_captions_of_an_image(backend):
+    """One key of each label is one-way InfoNCE; with more, the mean over them."""
+    image, text = torch.randn(4, 6), torch.randn(4, 5, 6)
+    one = sup_con(image, torch.arange(4), text[:, 0], torch.arange(4), backend=backend)
+    assert torch.allclose(one, info_nce(image, text[:, 0], backend=backend), rtol=1e-5)
+    labels = torch.arange(4).repeat_interleave(5)
+    link = LogOdds()
+    logits = link(torch.nn.functional.cosine_similarity(image[:, None], text.view(1, 20, 6), dim=-1))
+    expected = logits.logsumexp(1) - logits.view(4, 4, 5)[torch.arange(4), torch.arange(4)].mean(1)
+    found = sup_con(image, torch.arange(4), text.flatten(0, 1), labels, reduction="none", backend=backend)
+    assert torch.allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [FittedLogOdds, CalibratedLogOdds])
+def test_a_measured_link_measures_keys(kind):
+    """One key of each label is measured as the pairs of InfoNCE are, whatever the order of the keys."""
+    a, b, order = torch.randn(20, 8), torch.randn(20, 8) / 2, torch.randperm(20)
+    pairs, labelled = kind(), kind()
+    info_nce(a, a + b, link=pairs)
+    sup_con(a, torch.arange(20), (a + b)[order], order, link=labelled)
+    assert pairs.gain > 1.01
+    assert labelled.gain == pytest.approx(pairs.gain, rel=1e-5)

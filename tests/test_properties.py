@@ -38,6 +38,7 @@ SHAPES = st.sampled_from(
         "nt_xent",
         "nt_xent ids",
         "sup_con",
+        "sup_con keys",
     ]
 )
 
@@ -62,6 +63,11 @@ def cases(draw, dtype=torch.float32, most_rows=9, most_dims=9, near=False):
             rows[i] = sign * (torch.nn.functional.normalize(rows[j], dim=0) + angle * step)
     rows = (rows * 10 ** (2 * torch.rand(count, 1, generator=generator, dtype=torch.float64) - 1)).to(dtype)
     decoupled = {"decoupled": True} if draw(st.integers(0, 3)) == 0 else {}
+    if shape == "sup_con keys":
+        labels, key_labels = torch.randint(0, 3, (2 * n,), generator=generator).tensor_split([n])
+        keys = draw(st.integers(1, n))
+        options = {"labels": labels, "key_labels": key_labels[:keys], **decoupled}
+        return Case("sup_con", [rows[:n], rows[n : n + keys]], options)
     if shape == "sup_con":
         labels = torch.randint(0, 3, (n,), generator=generator)
         return Case("sup_con", [rows], {"labels": labels, **decoupled})

@@ -21,11 +21,12 @@ class Contrast:
       negatives if ``in_batch``; with ``symmetric`` the keys are anchors too, against the anchors.
     - views (``nt_xent``): ``keys`` is None, the anchors are their own candidates, an anchor never
       is compared with itself, and its positive is the row ``shift`` further (modulo N).
-    - labels (``sup_con``): ``keys`` is None, and every other row with the same label is a positive.
+    - labels (``sup_con``): every other row with the same label is a positive or, with ``keys`` [M, D], every
+      key whose ``key_labels`` is the anchor's label.
 
     Attributes:
         anchors: [N, D].
-        keys: [N, D], or None when the anchors are compared with each other.
+        keys: [N, D] (with labels [M, D]), or None when the anchors are compared with each other.
         shift: the positive of anchor i is row (i + shift) mod N of the keys (or anchors).
         in_batch: whether the keys are candidates of every anchor.
         symmetric: whether each key is an anchor as well; its loss is averaged with its pair's.
@@ -33,6 +34,7 @@ class Contrast:
         own_negatives: [N, K, D], negatives of one anchor each.
         ids: [N]; a key with the anchor's id that is not its positive is left out.
         labels: [N]; when given, positives are the rows of the same label, and ``shift`` is not used.
+        key_labels: [M], with labels and keys.
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
@@ -47,12 +49,18 @@ class Contrast:
     own_negatives: Tensor | None = None
     ids: Tensor | None = None
     labels: Tensor | None = None
+    key_labels: Tensor | None = None
     positives: Tensor | None = None
     decoupled: bool = False
 
     @property
     def n(self) -> int:
         return self.anchors.shape[0]
+
+    @property
+    def m(self) -> int:
+        """How many rows the anchors are compared with, but for negatives that are no keys."""
+        return self.n if self.keys is None else self.keys.shape[0]
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -65,9 +73,14 @@ class Contrast:
         return self.ids if self.labels is None else self.labels
 
     @property
+    def key_groups(self) -> Tensor | None:
+        """[M], those of the keys."""
+        return self.groups if self.key_labels is None else self.key_labels
+
+    @property
     def candidate_count(self) -> int:
         """How many keys and negatives an anchor is compared with, those that are left out included."""
-        count = self.n if self.in_batch else 0
+        count = self.m if self.in_batch else 0
         count += 0 if self.queue is None else self.queue.shape[0]
         return count + (0 if self.own_negatives is None else self.own_negatives.shape[1])
 
@@ -93,7 +106,7 @@ class Contrast:
             if wraps or _overlap(slice(targets[0], targets[1] + 1), cols):
                 masks.append(self._pairs(rows, cols, self.shift))
         if self.ids is not None:
-            masks.append(_equal(self.ids, rows, cols))
+            masks.append(_equal(self.ids, self.ids, rows, cols))
         if not masks:
             return None
         return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
@@ -101,7 +114,9 @@ class Contrast:
     def same_label(self, rows: Span, cols: Span) -> Tensor:
         """Boolean [rows, cols]: the positives by label, the anchor itself not among them."""
         assert self.labels is not None
-        return _equal(self.labels, rows, cols) & ~self._pairs(rows, cols, 0)
+        if self.key_labels is not None:
+            return _equal(self.labels, self.key_labels, rows, cols)
+        return _equal(self.labels, self.labels, rows, cols) & ~self._pairs(rows, cols, 0)
 
     def positive_count(self) -> Tensor:
         """[N]: how many positives each anchor has, at O(N) memory."""
@@ -109,7 +124,7 @@ class Contrast:
             return self.positives
         if self.labels is None:
             return torch.ones(self.n, dtype=torch.long, device=self.anchors.device)
-        return how_many(self.labels) - 1
+        return how_many(self.labels, self.key_labels)
 
     def _pairs(self, rows: Span, cols: Span, shift: int) -> Tensor:
         device = self.anchors.device
@@ -126,15 +141,16 @@ class Shard(NamedTuple):
     are_anchors: bool  # whether they are anchors too, on their rank
 
 
-def how_many(values: Tensor) -> Tensor:
-    """[N]: how often each of the values occurs among them."""
-    values = values.long().contiguous()  # searchsorted takes no unsigned ones and warns of strided ones
-    ordered = values.sort().values
-    return torch.searchsorted(ordered, values, right=True) - torch.searchsorted(ordered, values)
+def how_many(labels: Tensor, key_labels: Tensor | None) -> Tensor:
+    """[N]: how many keys have each of the labels; without keys, how many other rows."""
+    labels = labels.long().contiguous()  # searchsorted takes no unsigned ones and warns of strided ones
+    ordered = (labels if key_labels is None else key_labels.long()).sort().values
+    count = torch.searchsorted(ordered, labels, right=True) - torch.searchsorted(ordered, labels)
+    return count if key_labels is not None else count - 1
 
 
-def _equal(values: Tensor, rows: Span, cols: Span) -> Tensor:
-    return values[rows.start : rows.stop, None] == values[cols.start : cols.stop]
+def _equal(values: Tensor, others: Tensor, rows: Span, cols: Span) -> Tensor:
+    return values[rows.start : rows.stop, None] == others[cols.start : cols.stop]
 
 
 def _overlap(a: Span, b: Span) -> bool:

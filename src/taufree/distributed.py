@@ -54,6 +54,11 @@ def all_rows(x: Tensor) -> Tensor:
     return ranks.gather(x.detach(), sizes, "the rows of all ranks").wait()
 
 
+def numbered(rows: Tensor) -> Tensor:
+    """The numbers ``rows`` of this rank's rows, each times W plus the rank: no two ranks have the same."""
+    return rows * dist.get_world_size() + dist.get_rank()
+
+
 def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:
     """How the other ranks' rows come here: gathered while they and a float32 gradient of each fit
     ``MAX_GATHERED_BYTES``, since a few large messages are quickest; else by the ring."""

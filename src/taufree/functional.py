@@ -168,7 +168,9 @@ def nt_xent(
 @without_temperature
 def sup_con(
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Tensor | None = None,
+    keys: Tensor | None = None,
+    key_labels: Tensor | None = None,
     *,
     link: LinkLike = None,
     decoupled: bool = False,
@@ -184,28 +186,62 @@ def sup_con(
     (Khosla's L_out.) An anchor without a positive has loss 0 and is left out of the mean; if no
     anchor has one, the loss is 0.
 
+    With ``keys`` the anchors are compared with these alone, and every key with the anchor's label is a
+    positive: images with several captions each, a batch with the rows of a memory.
+
     Args:
-        embeddings: [N, D]; for V views of a sample, [B, V, D], give ``embeddings.flatten(0, 1)`` and
-            ``labels.repeat_interleave(V)``.
-        labels: integers, [N].
-        link, decoupled, weights, reduction, gather_distributed, backend: see ``info_nce``.
+        embeddings: [N, D], or [N, V, D] for V views of each sample.
+        labels: integers, [N]. For several views None is a label of its own for each sample, so that its other
+            views are the positives of a view: SimCLR with more than two crops.
+        keys: [M, D]; None compares the embeddings with each other.
+        key_labels: integers, [M], the keys' labels.
+        weights: [N], see ``info_nce``; of a sample, for all its views.
+        reduction: "none" gives [N], or [N, V] for several views.
+        link, decoupled, gather_distributed, backend: see ``info_nce``. Without labels the samples of other
+            ranks have labels of their own too.
 
     Examples:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
         >>> round(sup_con(z, torch.tensor([0, 0, 1, 1])).item(), 4)
         0.0302
+        >>> images = torch.tensor([[1.0, 0.1], [0.1, 1.0]])  # and z are two captions of each
+        >>> round(sup_con(images, torch.tensor([0, 1]), z, torch.tensor([0, 0, 1, 1])).item(), 4)
+        0.6971
     """
     check_float("embeddings", embeddings)
-    if embeddings.dim() == 3:  # as Khosla's own code has them
-        raise ValueError(
-            f"embeddings must have shape [N, D], got {list(embeddings.shape)}: if these are several views of "
-            f"a sample, give embeddings.flatten(0, 1) and labels.repeat_interleave({embeddings.shape[1]})."
-        )
-    check_alike(embeddings=embeddings)
+    views = embeddings.shape[1] if embeddings.dim() == 3 else None
+    if views is not None and 0 in embeddings.shape:
+        raise ValueError(f"embeddings must have N, V and D of at least 1, got {list(embeddings.shape)}.")
+    if labels is None:
+        if views is None or keys is not None:
+            needed = "with keys" if keys is not None else "unless embeddings are [N, V, D]"
+            raise ValueError(f"labels must be given {needed}, got None.")
+        labels = _own_labels(embeddings, gather_distributed)
     check_integers("labels", labels, embeddings)
     check_weights(weights, embeddings)
-    contrast = Contrast(embeddings, labels=labels, decoupled=decoupled)
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
+    if (keys is None) != (key_labels is None):
+        given, missing = ("keys", "key_labels") if key_labels is None else ("key_labels", "keys")
+        raise ValueError(f"{missing} must be given with {given}, got None.")
+    if keys is not None and key_labels is not None:
+        check_alike(keys=keys)
+        check_float("keys", keys, like=("embeddings", embeddings))
+        if keys.shape[1] != embeddings.shape[-1]:
+            raise ValueError(f"keys must have shape [M, {embeddings.shape[-1]}], got {list(keys.shape)}.")
+        check_integers("key_labels", key_labels, keys)
+        labels, key_labels = labels.long(), key_labels.long()
+    if views is not None:
+        embeddings, labels = embeddings.flatten(0, 1), labels.repeat_interleave(views)
+        weights = None if weights is None else weights.repeat_interleave(views)
+    check_alike(embeddings=embeddings)
+    contrast = Contrast(embeddings, keys, labels=labels, key_labels=key_labels, decoupled=decoupled)
+    found = _loss(contrast, link, weights, reduction, gather_distributed, backend)
+    return found if views is None or reduction != "none" else found.unflatten(0, (-1, views))
+
+
+def _own_labels(embeddings: Tensor, gather_distributed: bool) -> Tensor:
+    """A label for each sample that no sample of another rank has."""
+    labels = torch.arange(embeddings.shape[0], device=embeddings.device)
+    return distributed.numbered(labels) if gather_distributed and distributed.active() else labels
 
 
 def _loss(

@@ -133,6 +133,13 @@ class SupCon(_Loss):
         0.0302
     """
 
-    def forward(self, embeddings: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        keys: Tensor | None = None,
+        key_labels: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
-        return sup_con(embeddings, labels, weights=weights, **self._options())
+        return sup_con(embeddings, labels, keys, key_labels, weights=weights, **self._options())

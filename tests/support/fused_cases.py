@@ -24,8 +24,8 @@ LINKS = {
     "learned": lambda: LearnableTemperature(0.1),
     "learned tau": learned_tau,
 }
-CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels")
-DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels")
+CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels", "keys")
+DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels", "decoupled keys")
 
 
 def make(name, n, d, dtype, device="cpu"):
@@ -41,6 +41,7 @@ def make(name, n, d, dtype, device="cpu"):
     twin = b.clone()
     twin[5] = a[4]  # a negative that agrees
     ids = torch.randint(0, n // 2, (n,), generator=generator).to(device)
+    key_labels = torch.randint(0, 4, (n + 5,), generator=generator).to(device)
     return {
         "one-way": ([a, b], lambda a, b: Contrast(a, b)),
         "symmetric": ([a, b], lambda a, b: Contrast(a, b, symmetric=True, ids=ids)),
@@ -50,6 +51,11 @@ def make(name, n, d, dtype, device="cpu"):
         "views": ([a, b], lambda a, b: Contrast(torch.cat([a, b]), shift=n, ids=torch.cat([ids, ids]))),
         "labels": ([a], lambda a: Contrast(a, labels=ids)),
         "few labels": ([a], lambda a: Contrast(a, labels=ids % 3)),
+        "keys": ([a, rows(n + 5, d)], lambda a, k: Contrast(a, k, labels=ids % 3, key_labels=key_labels)),
+        "decoupled keys": (
+            [a, rows(n - 3, d)],
+            lambda a, k: Contrast(a, k, labels=ids % 3, key_labels=key_labels[: n - 3], decoupled=True),
+        ),
         "decoupled all": (
             [a, b, queue],
             lambda a, b, q: Contrast(a, b, symmetric=True, queue=q, decoupled=True),

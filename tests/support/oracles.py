@@ -26,9 +26,14 @@ class Case:
     def call(self, backend: str, link: taufree.Link, reduction: str = "sum"):
         """The loss, and the gradients of all tensors as one list of rows, then of the link's parameters."""
         leaves = [t.detach().clone().requires_grad_() for t in self.tensors]
-        loss = getattr(taufree, self.function)(
-            *leaves, **self.options, link=link, reduction=reduction, backend=backend
+        names = {"sup_con": ("embeddings", "keys")}.get(
+            self.function, ("query", "positive_key", "negative_keys")
         )
+        names = ("view_a", "view_b") if self.function == "nt_xent" else names
+        loss = getattr(taufree, self.function)(
+            **dict(zip(names, leaves, strict=False)), **self.options, link=link, reduction=reduction,
+            backend=backend,
+        )  # fmt: skip
         grads = torch.autograd.grad(loss.sum(), leaves + list(link.parameters()), allow_unused=True)
         rows = [
             (torch.zeros_like(x) if g is None else g).double().reshape(-1, x.shape[-1])
@@ -42,10 +47,12 @@ class Case:
     def anchors(self) -> list[tuple[int, list[int], list[int], float]]:
         n = len(self.tensors[0])
         if self.function == "sup_con":
-            labels = self.options["labels"].tolist()
+            labels, first = self.options["labels"].tolist(), 0
+            if len(self.tensors) > 1:  # keys
+                labels, first = labels + self.options["key_labels"].tolist(), n
             found = []
             for i in range(n):
-                others = [j for j in range(n) if j != i]
+                others = [j for j in range(first, len(labels)) if j != i]
                 positives = [j for j in others if labels[j] == labels[i]]
                 if positives:
                     found.append((i, positives, [j for j in others if labels[j] != labels[i]], 1.0))

@@ -44,6 +44,7 @@ CALLS = {  # function, tensors, options
     "nt_xent, ids": ("nt_xent", "ab", {"ids": 3}),
     "sup_con": ("sup_con", "a", {"labels": 4}),
     "sup_con, many labels": ("sup_con", "a", {"labels": 40}),
+    "sup_con, keys": ("sup_con", "ak", {"labels": 4, "key_labels": 4, "weights": None}),
     "symmetric, decoupled": ("info_nce", "ab", {"symmetric": True, "decoupled": True, "weights": None}),
     "nt_xent, decoupled": ("nt_xent", "ab", {"decoupled": True, "weights": None}),
     "sup_con, decoupled": ("sup_con", "a", {"labels": 4, "decoupled": True, "weights": None}),
@@ -77,12 +78,17 @@ def whole(call, sizes, queues, dtype, d=16):
     b[0] = 1.5 * a[n - 1] + (0.0 if dtype == torch.float64 else 0.1 * b[n - 1])
     a[1] = a[n - 2] + 0.1 * b[2]
     made = {"a": a, "b": b, "q": torch.randn(sum(queues), d, generator=generator, dtype=torch.float64)}
+    made["k"] = torch.randn(sum(sizes) + len(sizes), d, generator=generator, dtype=torch.float64)
     made["o"] = torch.randn(n, 2, d, generator=generator, dtype=torch.float64)
     tensors = [made[name.lower()].to(dtype).requires_grad_(name.islower()) for name in names]
     options = {
-        key: torch.randint(0, value, (n,), generator=generator) if key in ("ids", "labels") else value
+        key: torch.randint(0, value, (len(tensors[-1]),), generator=generator)
+        if key in ("ids", "labels", "key_labels")
+        else value
         for key, value in options.items()
     }
+    if "key_labels" in options:
+        options["labels"] = torch.randint(0, 4, (n,), generator=generator)
     if "weights" in options:
         options["weights"] = torch.rand(n, generator=generator, dtype=torch.float64)
     each = torch.rand(2 * n, generator=generator, dtype=torch.float64).to(dtype)
@@ -91,8 +97,18 @@ def whole(call, sizes, queues, dtype, d=16):
 
 def own(x, name, sizes, queues, rank, device="cpu"):
     """This rank's rows of a tensor of all ranks."""
-    counts = queues if name in "qQ" else sizes
+    counts = queues if name in ("q", "Q") else sizes
+    if name in ("k", "key_labels"):  # one more than anchors on each rank
+        counts = [size + 1 for size in sizes]
     return x.detach().split(counts)[rank].to(device, copy=True).requires_grad_(x.requires_grad)
+
+
+def loss_of(function, tensors, options):
+    """The call; the keys of sup_con are an argument by name here."""
+    tensors, options = list(tensors), dict(options)
+    if "key_labels" in options:
+        options["keys"] = tensors.pop()
+    return getattr(taufree, function)(*tensors, **options)
 
 
 @functools.cache
@@ -101,7 +117,8 @@ def one_process(call, link, reduction, world, dtype):
     sizes, queues, usual = WORLDS[world]
     function, tensors, options, each = whole(call, sizes, queues, dtype or usual)
     one = LINKS[link]().to(usual)
-    loss = getattr(taufree, function)(*tensors, **options, link=one, reduction=reduction, backend="reference")
+    settings = {"link": one, "reduction": reduction, "backend": "reference"}
+    loss = loss_of(function, tensors, options | settings)
     weights = each[: loss.numel()] if reduction == "none" else torch.ones(())
     (loss * weights).sum().backward()
     return function, tensors, options, loss.detach(), weights, one
@@ -132,9 +149,8 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
         else v
         for k, v in options.items()
     }
-    found = getattr(taufree, function)(
-        *mine, **mine_options, link=several, reduction=reduction, gather_distributed=True, backend=backend
-    )
+    settings = {"link": several, "reduction": reduction, "gather_distributed": True, "backend": backend}
+    found = loss_of(function, mine, mine_options | settings)
     factor, total = world, torch.tensor(1.0)
     if reduction != "mean":
         total = torch.tensor(float(sum(sizes)))

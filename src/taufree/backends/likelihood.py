@@ -110,7 +110,7 @@ class AnchorSample:
             positives = keys[(self.index + contrast.shift) % contrast.n]
             self.totals.add_positives(self._row_by_row(positives[:, None]).squeeze(1))
         if contrast.in_batch:
-            self._add(keys, contrast.groups, own=True)
+            self._add(keys, contrast.key_groups, own=True)
         if contrast.queue is not None:
             self.add(contrast.queue, None)
         if contrast.own_negatives is not None and contrast.own_negatives.shape[1]:

@@ -76,7 +76,7 @@ class Squares:
         contrast, n = self.contrast, len(self.u)
         if contrast.in_batch:
             keys = self.u if contrast.keys is None else self._unit(contrast.keys)
-            self._add(keys, self.groups)
+            self._add(keys, contrast.key_groups)
             if self.groups is None:  # no negatives: the positive, and the anchor itself
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
                 for part in parts_of(n, self.u.shape[1], MAX_NUMBERS):

@@ -28,8 +28,8 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     """The loss of each anchor, [N]."""
     u = normalize(contrast.anchors)
     v = u if contrast.keys is None else normalize(contrast.keys)
-    every_row = slice(0, contrast.n)
-    left_out = contrast.left_out(every_row, every_row)
+    every_row, every_key = slice(0, contrast.n), slice(0, contrast.m)
+    left_out = contrast.left_out(every_row, every_key)
 
     negatives, in_batch = [], None
     if contrast.in_batch:
@@ -44,7 +44,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
 
     of = _decoupled if contrast.decoupled else _cross_entropy
     if contrast.labels is not None:
-        same, count = contrast.same_label(every_row, every_row), contrast.positive_count()
+        same, count = contrast.same_label(every_row, every_key), contrast.positive_count()
         if not contrast.decoupled:
             return by_label(logits, same, count)
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)

@@ -71,6 +71,9 @@ CASES = {
     "queue and ids": lambda a, b: Contrast(a, b, queue=b, ids=torch.arange(len(a))),
     "views": lambda a, b: Contrast(torch.cat([a, b]), shift=len(a)),
     "labels": lambda a, b: Contrast(a, labels=torch.arange(len(a)) // 2),
+    "keys": lambda a, b: Contrast(
+        a, b[:24], labels=torch.arange(len(a)) // 2, key_labels=torch.arange(24) // 2
+    ),
     "decoupled": lambda a, b: Contrast(a, b, symmetric=True, decoupled=True),
 }
 LINKS = {
@@ -92,6 +95,8 @@ LINKS = {
         ("decoupled", "tau", torch.bfloat16),
         ("decoupled", "learned", torch.float32),
         ("labels", "learned", torch.float32),
+        ("keys", "odds", torch.bfloat16),
+        ("keys", "learned", torch.float32),
     ],
     ids=str,
 )

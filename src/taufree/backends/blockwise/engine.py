@@ -47,7 +47,7 @@ Tile: TypeAlias = OddsTile | SoftmaxTile
 
 TILE_SIZE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT_BYTES = 24 * 2**20  # of tiles kept between the two visits
-SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  # of a contrast
+SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels", "key_labels")  # of a contrast
 
 
 @uncompiled
@@ -88,7 +88,7 @@ class _Blockwise(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         # Not the parameters of a link: the next loss may bring them back into range in place.
         scales = inputs[4:] if link.formula is not None else ()
-        ctx.save_for_backward(contrast.ids, contrast.labels, *inputs[:4], *scales)
+        ctx.save_for_backward(*(getattr(contrast, name) for name in SAVED_FIELDS[4:]), *inputs[:4], *scales)
         without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved above, freed after the backward
         ctx.contrast = replace(contrast, **without)
         ctx.link, ctx.weights = link, weights
@@ -101,14 +101,14 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        ids, labels, *inputs = ctx.saved_tensors
+        kept = len(SAVED_FIELDS) - 4
+        groups, inputs = ctx.saved_tensors[:kept], list(ctx.saved_tensors[kept:])
         inputs += ctx.params if ctx.link.formula is None else []
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
         with torch.no_grad():  # with create_graph=True the upstream gradient may have a graph of its own
             if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
                 check_unchanged(ctx.link, ctx.params, ctx.values)
-                saved = dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True))
-                contrast = replace(ctx.contrast, **saved)
+                contrast = _restored(ctx.contrast, inputs, groups)
                 grad = upstream if ctx.weights is None else ctx.weights * upstream
                 _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
             else:
@@ -121,17 +121,22 @@ class _Blockwise(torch.autograd.Function):
             ]
         if torch.is_grad_enabled():  # create_graph=True
             views = len(inputs) if ctx.link.formula is not None else 4
-            of = _reference(ctx, ids, labels)
+            of = _reference(ctx, groups)
             cast = ByReference.apply(of, upstream, len(inputs), views, *inputs, *cast)
         return (None, None, None, None, *cast)
 
 
-def _reference(ctx: Any, ids: Tensor | None, labels: Tensor | None) -> Callable[..., Tensor]:
+def _restored(contrast: Contrast, inputs: Sequence[Tensor | None], groups: Sequence[Any]) -> Contrast:
+    """With what autograd has saved of it."""
+    return replace(contrast, **dict(zip(SAVED_FIELDS, [*inputs[:4], *groups], strict=True)))
+
+
+def _reference(ctx: Any, groups: Sequence[Tensor | None]) -> Callable[..., Tensor]:
     """The same loss as a function of its inputs, which torch can differentiate as often as it likes."""
     kept, link, params, weights = ctx.contrast, ctx.link, ctx.params, ctx.weights
 
     def loss(*inputs: Tensor | None) -> Tensor:
-        contrast = replace(kept, **dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True)))
+        contrast = _restored(kept, inputs, groups)
         of_inputs = link
         if params and link.formula is not None and (scale := inputs[4]) is not None:
             of_inputs = from_formula(link.formula, scale)  # the copy of the scale is of no graph
@@ -326,7 +331,9 @@ class BlockwiseEngine:
     def _height(self) -> int:
         """Rows of a strip such that all its tiles are kept, between 64 and four tiles; tall ones need fewer
         calls."""
-        width = (self.n if self.contrast.in_batch else 0) + (0 if self.queue is None else len(self.queue.x))
+        width = (self.contrast.m if self.contrast.in_batch else 0) + (
+            0 if self.queue is None else len(self.queue.x)
+        )
         copies = 1 if self.kind is OddsTile else 2
         return min(
             4 * TILE_SIZE // copies, max(64, KEPT_BYTES // max(1, width * copies * self.dtype.itemsize))
@@ -335,7 +342,7 @@ class BlockwiseEngine:
     def _places(self, rows: range, across: Direction | None) -> Iterator[Place]:
         """The tiles of a strip; of anchors among themselves only those on and above the diagonal."""
         if self.contrast.in_batch:
-            for cols in spans(self.n, TILE_SIZE):
+            for cols in spans(self.contrast.m, TILE_SIZE):
                 if self.v is not self.u:
                     yield Place(rows, cols, self.v, across)
                 elif cols.start >= rows.start:

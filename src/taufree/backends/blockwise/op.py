@@ -19,11 +19,11 @@ from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
 
-_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "positives")
+_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "key_labels", "positives")
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
-    "Tensor? labels, Tensor? positives, SymInt shift, bool in_batch, bool symmetric, bool decoupled, "
-    "str kind, float resolution"
+    "Tensor? labels, Tensor? key_labels, Tensor? positives, SymInt shift, bool in_batch, bool symmetric, "
+    "bool decoupled, str kind, float resolution"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
 
@@ -43,6 +43,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         scale,
         contrast.ids,
         contrast.labels,
+        contrast.key_labels,
         contrast.positives,
         contrast.shift,
         contrast.in_batch,
@@ -56,10 +57,10 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 
 def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | None, ...], list[Tensor]]:
     """The contrast, the link, what may get a gradient, and what the link is differentiated by."""
-    anchors, keys, queue, own, scale, ids, labels, positives, *options = arguments
+    anchors, keys, queue, own, scale, ids, labels, key_labels, positives, *options = arguments
     shift, in_batch, symmetric, decoupled, kind, delta = options
     contrast = Contrast(
-        anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, positives, decoupled
+        anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, key_labels, positives, decoupled
     )
     inputs = (anchors, keys, queue, own)
     if kind == ODDS:

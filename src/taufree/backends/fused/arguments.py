@@ -43,6 +43,7 @@ class Arguments(NamedTuple):
         own_sums: [N], the sum of the weights of each anchor's own negatives (its logarithm unless ODDS).
         scale: [1], of the link; [0] for ODDS.
         groups: [N], ids, or labels if ``positive_count`` is given.
+        key_groups: [M], the keys' labels, if they are not the anchors'.
         positive_count: [N], how many positives each anchor has by its label.
         weight: what each loss is multiplied by.
     """
@@ -53,6 +54,7 @@ class Arguments(NamedTuple):
     own_sums: Tensor | None
     scale: Tensor
     groups: Tensor | None
+    key_groups: Tensor | None
     positive_count: Tensor | None
     shift: int
     in_batch: bool
@@ -67,7 +69,7 @@ class Arguments(NamedTuple):
         return KernelLink(self.kind, self.scale, self.resolution)
 
 
-TENSOR_COUNT = 7  # the first fields of Arguments are tensors, or None
+TENSOR_COUNT = 8  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -124,6 +126,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         _own_sums(contrast, link, kind),
         scale,
         None if groups is None else groups.contiguous(),
+        None if contrast.key_labels is None else contrast.key_labels.contiguous(),
         contrast.positive_count().double() if labelled else None,
         contrast.shift,
         contrast.in_batch,

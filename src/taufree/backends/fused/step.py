@@ -53,6 +53,7 @@ class FusedStep:
                     shift=self.arguments.shift,
                     both_ways=self.arguments.symmetric,
                     positives=not labels,
+                    far_groups=self.arguments.key_groups,
                 )
             )
         if self.queue is not None:
@@ -68,7 +69,9 @@ class FusedStep:
                 self.anchors, self.keys, self.mode, self.arguments.shift, self.link
             )
         else:
-            fill(self.anchors, self.mode)
+            for rows in self.rows[:2]:
+                if rows is not None:
+                    fill(rows, self.mode)
             shape = (3, self.anchors.n)
             self.row_sums = self.anchors.x.new_full(shape, self.link.empty_sum, dtype=torch.float32)
             self.row_sums[2].zero_()
@@ -134,7 +137,7 @@ class FusedStep:
         anchors, keys, queue = self.rows
         found: list[Tensor | None] = [None, None, None, self._finish_scale(outer)]
         grads, paired = self.unit_gradients, self.arguments.positive_count is None
-        if keys is not None and grads[0] is not None and grads[1] is not None:
+        if paired and keys is not None and grads[0] is not None and grads[1] is not None:
             found[:2] = finish_pairs(anchors, grads[0], keys, grads[1], outer, self.positive)
         else:
             # Each input, its counterpart, and whether its rows are anchors and whether they are positives.

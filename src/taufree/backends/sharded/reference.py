@@ -23,7 +23,7 @@ from taufree.reduction import anchor_weights
 
 def loss(
     contrast: Contrast, link: Link, given: Tensor | None, reduction: str, ranks: Ranks, sizes: Sequence[int],
-    queues: Sequence[int],
+    queues: Sequence[int], key_sizes: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """The loss over all ranks; own rows' losses for "none". ``given`` are all ranks' weights."""
 
@@ -41,12 +41,13 @@ def loss(
     whole = replace(
         contrast,
         anchors=anchors[order],
-        keys=gathered(contrast.keys),
+        keys=gathered(contrast.keys, key_sizes),
         shift=sum(sizes) // 2 if contrast.shift else 0,
         queue=gathered(contrast.queue, queues),
         own_negatives=gathered(contrast.own_negatives),
         ids=None if ids is None else ids[order],
         labels=gathered(contrast.labels),
+        key_labels=gathered(contrast.key_labels, key_sizes),
     )
     losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
     positives = None if whole.labels is None else whole.positive_count()

@@ -15,7 +15,7 @@ In collectives a step, forward and backward, when rows are gathered; N counts al
 =====================================  =========  ==============================================
 what                                   when       bytes received by a rank
 =====================================  =========  ==============================================
-batch sizes, and whether calls agree   always     24 W
+batch sizes, and whether calls agree   always     32 W
 ids or labels                          if given   8 N
 weights                                if given   8 N
 embeddings                             in batch   N D x their item size
@@ -98,26 +98,30 @@ def loss(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, b
     backend = choose(backend, contrast, link, over_ranks=True)
     ranks = Ranks(contrast.anchors.device)
     queued = 0 if contrast.queue is None else len(contrast.queue)
-    sizes, queues = ranks.agree(_describe(contrast, link, given, reduction, backend), contrast.n, queued)
+    call = _describe(contrast, link, given, reduction, backend)
+    sizes, queues, key_sizes = ranks.agree(call, contrast.n, queued, contrast.m)
     if given is not None:
         given = ranks.gather(given.detach().double(), sizes, "the weights of all ranks").wait()
     if backend == "reference":
-        return reference.loss(contrast, link, given, reduction, ranks, sizes, queues)
+        return reference.loss(contrast, link, given, reduction, ranks, sizes, queues, key_sizes)
     if contrast.ids is not None:  # in one dtype with those of all ranks, or unsigned ones cannot be compared
         contrast = replace(contrast, ids=contrast.ids.long())
     if contrast.labels is not None:
         contrast = replace(contrast, labels=contrast.labels.long())
-    groups = contrast.groups
+    groups = key_groups = contrast.groups
     if groups is not None:
-        groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
+        groups = key_groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
+    if contrast.key_labels is not None:
+        contrast = replace(contrast, key_labels=contrast.key_labels.long())
+        key_groups = ranks.gather(contrast.key_labels, key_sizes, "the labels of all ranks' keys").wait()
     count, own = None, ranks.span(ranks.rank, sizes)
     if contrast.labels is not None and groups is not None:
-        count = how_many(groups) - 1
+        count = how_many(groups, None if contrast.key_labels is None else key_groups)
         contrast = replace(contrast, positives=count[own.start : own.stop])
     weights = anchor_weights(reduction, sum(sizes), count, given)
     if isinstance(weights, Tensor):
         weights = weights[own.start : own.stop]
-    step = ShardedStep(contrast, ranks, sizes, queues, groups, weights)
+    step = ShardedStep(contrast, ranks, sizes, queues, key_sizes, key_groups, weights)
     link = link.prepare(step)
     make: Callable[..., ShardEngine]
     if backend == "triton":
@@ -132,19 +136,22 @@ def loss(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, b
 
 
 class ShardedStep:
-    """The exchanges of one forward and backward."""
+    """The exchanges of one forward and backward.
+
+    ``sizes``, ``queues`` and ``key_sizes`` say how many anchors, shared negatives and keys each rank has.
+    """
 
     def __init__(
         self, contrast: Contrast, ranks: Ranks, sizes: Sequence[int], queues: Sequence[int],
-        groups: Tensor | None, weights: Tensor | float | None,
+        key_sizes: Sequence[int], key_groups: Tensor | None, weights: Tensor | float | None,
     ) -> None:  # fmt: skip
         self.contrast, self.ranks, self.sizes = contrast, ranks, sizes
-        self.groups, self.weights = groups, weights
+        self.key_groups, self.weights = key_groups, weights
         self.keys: Gather | Ring | None = None
         self.queue: Gather | Ring | None = None
         if contrast.in_batch:
             rows = contrast.anchors if contrast.keys is None else contrast.keys
-            self.keys = exchange(ranks, rows.detach(), sizes)
+            self.keys = exchange(ranks, rows.detach(), key_sizes)
         if contrast.queue is not None and max(queues) > 0:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
 
@@ -231,7 +238,7 @@ class ShardedStep:
                 exchanged.start()
 
     def _shard(self, rows: Tensor, span: range) -> Shard:
-        groups = None if self.groups is None else self.groups[span.start : span.stop]
+        groups = None if self.key_groups is None else self.key_groups[span.start : span.stop]
         return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None)
 
 
@@ -243,7 +250,8 @@ class _Sharded(torch.autograd.Function):
         ctx: Any, step: ShardedStep, make: Callable[..., ShardEngine], backend: str, *inputs: Tensor | None
     ) -> Tensor:
         ctx.step, ctx.backend, ctx.wanted = step, backend, ctx.needs_input_grad[3:]
-        ctx.save_for_backward(*inputs[:4], step.contrast.ids, step.contrast.labels)
+        contrast = step.contrast
+        ctx.save_for_backward(*inputs[:4], contrast.ids, contrast.labels, contrast.key_labels)
         ctx.params, ctx.dtypes = inputs[4:], [None if x is None else x.dtype for x in inputs]
         with full_precision(step.ranks.device):
             ctx.engine = make(inputs, ctx.wanted)
@@ -273,6 +281,7 @@ def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: s
 
     if contrast.labels is not None:
         text = "sup_con with labels" + shown("embeddings", contrast.anchors, "N")
+        text += shown("keys", contrast.keys, "M")
     elif contrast.keys is None:
         text = "nt_xent" + shown("both views", contrast.anchors, "N")
     else:

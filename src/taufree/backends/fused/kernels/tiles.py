@@ -240,9 +240,10 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
     if LABELS:
         same = _same(i, j, u_groups, v_groups, N, M)
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
-        far_keep = tl.load(far_labelled + j, j < M, 0.0).to(tl.float32)[None, :]
         target = (near * tl.load(labelled + N + i, i < N, 0.0).to(tl.float32))[:, None]
-        target = target + (far * tl.load(far_labelled + M + j, j < M, 0.0).to(tl.float32))[None, :]
+        if COLS:
+            far_keep = tl.load(far_labelled + j, j < M, 0.0).to(tl.float32)[None, :]
+            target = target + (far * tl.load(far_labelled + M + j, j < M, 0.0).to(tl.float32))[None, :]
     c, gap, rise, left, right = _cosines(
         u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
     )
@@ -256,7 +257,9 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         if COLS:
             shares = shares + (far * far_z)[None, :]
         if LABELS:
-            kept = near_keep * (near * near_z)[:, None] + far_keep * (far * far_z)[None, :]
+            kept = near_keep * (near * near_z)[:, None]
+            if COLS:
+                kept = kept + far_keep * (far * far_z)[None, :]
             shares = tl.where(same, kept - 2.0 * (1.0 + delta) * target / (rise * r), shares)
         a = steep * shares
     else:
