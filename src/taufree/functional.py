@@ -235,7 +235,7 @@ def sup_con(
     check_alike(embeddings=embeddings)
     contrast = Contrast(embeddings, keys, labels=labels, key_labels=key_labels, decoupled=decoupled)
     found = _loss(contrast, link, weights, reduction, gather_distributed, backend)
-    return found if views is None or reduction != "none" else found.unflatten(0, (-1, views))
+    return found if views is None or reduction != "none" else found.reshape(-1, views)
 
 
 def _own_labels(embeddings: Tensor, gather_distributed: bool) -> Tensor:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
+from torch.utils.checkpoint import checkpoint
 
-from taufree import nt_xent, sup_con
+from taufree import sup_con
 from taufree.dtypes import result_dtype
 from taufree.integrations import Linked, as_twin, link_of
-from taufree.links import LinkLike
-from taufree.masked import check_rows, masked_losses, prepare_by_mask, similarity
+from taufree.links import Link, LinkLike
+from taufree.masked import check_rows, masked_losses, paired_logits, prepare_by_mask, similarity
 from taufree.util.optional import needs
 
 with needs("taufree[metric-learning]", "pytorch_metric_learning"):
@@ -31,6 +32,37 @@ with needs("taufree[metric-learning]", "pytorch_metric_learning"):
     from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs
 
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
+MAX_NUMBERS = 2**22  # of positive pairs' rows in memory at a time
+
+
+class Labelled:
+    """Rows with labels, and the keys they are compared with: ``ref_emb``, or None for each other.
+
+    Attributes:
+        labels, key_labels: numbers from 0 on, [N] and [M].
+        positives, negatives: [N], how many each row has.
+    """
+
+    def __init__(self, rows: Tensor, labels: Tensor, keys: Tensor | None, key_labels: Tensor | None) -> None:
+        n = len(rows)
+        every = labels if key_labels is None else torch.cat([labels, key_labels])
+        _, groups = torch.unique(every, return_inverse=True)
+        self.rows, self.keys, self.labels = rows, keys, groups[:n]
+        self.key_labels = None if keys is None else groups[n:]
+        self.among = self.labels if self.key_labels is None else self.key_labels
+        alone = int(keys is None)
+        count = self.among.bincount(minlength=int(groups.max()) + 1)[self.labels] if len(groups) else groups
+        self.positives, self.negatives = count - alone, len(self.among) - count
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """All pairs of a row and a positive, in the library's order."""
+        order = self.among.argsort(stable=True)
+        count = self.positives + int(self.keys is None)
+        first = torch.searchsorted(self.among[order], self.labels)
+        a = torch.arange(len(self.labels), device=order.device).repeat_interleave(count)
+        begins = (count.cumsum(0) - count).repeat_interleave(count)
+        p = order[first[a] + torch.arange(len(a), device=order.device) - begins]
+        return (a, p) if self.keys is not None else (a[a != p], p[a != p])
 
 
 class _Free(Linked):
@@ -86,22 +118,21 @@ class _Free(Linked):
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
         if self.distance.collect_stats:  # it is not called, so its statistics are set here
             self.distance.reset_stats()
-            rows = embeddings, ref_emb
-            self.distance.set_default_stats(*rows, *map(self.distance.normalize, rows))
-        pairwise = None
-        if indices_tuple is None and ref_emb is embeddings and ref_labels is labels:
+            both = embeddings, ref_emb
+            self.distance.set_default_stats(*both, *map(self.distance.normalize, both))
+        if indices_tuple is None:
             assert labels is not None
-            _, groups, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-            if len(counts) > 1 and counts.max() > 1:
-                pairwise = self.all_pairs(embeddings, groups, counts)
-        if pairwise is None:
-            pairs: Pairs = convert_to_pairs(indices_tuple, labels, ref_labels)
-            few = not len(pairs[0]) or not len(pairs[2]) or all(len(x) <= 1 for x in pairs)
-            if few:  # the library's rule, by which one positive and one negative pair are too few as well
+            alone = ref_labels is labels
+            rows = Labelled(embeddings, labels, None if alone else ref_emb, None if alone else ref_labels)
+            if _too_few(int(rows.positives.sum()), int(rows.negatives.sum())):
                 return self.zero_losses()
-            self._check_dense("pairs of a miner, of ref_emb or of unequal labels")
-            pairwise = self.some_pairs(embeddings, ref_emb, pairs)
-        losses, indices = pairwise
+            losses, indices = self.all_pairs(rows)
+        else:
+            pairs: Pairs = convert_to_pairs(indices_tuple, labels, ref_labels)
+            if _too_few(len(pairs[0]), len(pairs[2])):
+                return self.zero_losses()
+            self._check_dense("pairs of a miner or of CrossBatchMemory")
+            losses, indices = self.some_pairs(embeddings, ref_emb, pairs)
         kind = "pos_pair" if isinstance(indices, tuple) else "element"
         return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind}}
 
@@ -131,14 +162,13 @@ class NTXentLoss(_Free, original.NTXentLoss):
     """`losses.NTXentLoss` with ``temperature=None`` by default.
 
     Each pair of an anchor a and a positive p has the loss log(1 + S / w), with w the pair's weight and S the
-    sum over the negatives of a; other positives of a take no part. Time and memory grow with the number of
-    pairs, where the original's grow with positive pairs times negative pairs. Two rows a label, as
-    SelfSupervisedLoss gives them, are NT-Xent and cost memory linear in the batch.
+    sum over the negatives of a; other positives of a take no part. Memory grows with the batch and the number
+    of positive pairs, where the original's grows with positive pairs times negative pairs.
 
     Args:
         temperature: None for the log-odds, else the original's loss; a parameter is learned.
         link: instead of a temperature, any other link or its name.
-        backend: see ``taufree.sup_con``; pairs that are computed densely allow "auto" and "reference".
+        backend: see ``taufree.sup_con``; pairs of a miner, computed densely, allow "auto" and "reference".
         kwargs: those of the original: reducer, embedding_regularizer, ...
 
     Examples:
@@ -147,20 +177,38 @@ class NTXentLoss(_Free, original.NTXentLoss):
         1.0986
     """
 
-    def all_pairs(
-        self, embeddings: Tensor, groups: Tensor, counts: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]] | None:
-        """Losses of all pairs [P] and the pairs, if every label occurs twice."""
-        if not (counts == 2).all():
-            return None
-        order = groups.argsort()
-        first, second = order[::2], order[1::2]
-        losses = nt_xent(
-            embeddings[first], embeddings[second], link=self.link, reduction="none", backend=self.backend
+    def all_pairs(self, rows: Labelled) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Losses of all pairs [P] and the pairs.
+
+        log S of an anchor is its decoupled loss, log S minus the mean logit of its positives, plus that mean.
+        With one positive for each anchor the loss is ``sup_con`` as it is.
+        """
+        a, p = rows.pairs()
+        single = bool((rows.positives <= 1).all())
+        losses = sup_con(
+            rows.rows,
+            rows.labels,
+            rows.keys,
+            rows.key_labels,
+            link=self.link,
+            decoupled=not single,
+            reduction="none",
+            backend=self.backend,
         )
-        anchors, positives = torch.cat([first, second]), torch.cat([second, first])
-        by_anchor = anchors.argsort()  # the library's order of pairs
-        return losses[by_anchor], (anchors[by_anchor], positives[by_anchor])
+        if single:
+            return losses[a], (a, p)
+        keys = rows.rows if rows.keys is None else rows.keys
+        positive = self._positive_logits(rows.rows, keys, a, p)
+        total = torch.zeros(len(losses), dtype=positive.dtype, device=a.device).index_add(0, a, positive)
+        log_s = losses + total / rows.positives.clamp(min=1)
+        found = softplus(log_s[a] - positive, threshold=700)  # exact below, and exp overflows at 709
+        return found.where(rows.negatives[a] > 0, 0).to(losses.dtype), (a, p)
+
+    def _positive_logits(self, rows: Tensor, keys: Tensor, a: Tensor, p: Tensor) -> Tensor:
+        """[P], by the link that the loss has prepared; some pairs at a time."""
+        size = max(1, MAX_NUMBERS // max(1, rows.shape[1]))
+        parts = zip(torch.split(a, size), torch.split(p, size), strict=True)
+        return torch.cat([_checkpointed(self.link, rows, keys, i, j) for i, j in parts])
 
     def some_pairs(
         self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs
@@ -187,7 +235,7 @@ class NTXentLoss(_Free, original.NTXentLoss):
 class SupConLoss(_Free, original.SupConLoss):
     """`losses.SupConLoss` with ``temperature=None`` by default.
 
-    Without a miner and without ``ref_emb`` it is ``taufree.sup_con``, at memory linear in the batch.
+    Without a miner it is ``taufree.sup_con``, at memory linear in the batch and ``ref_emb``.
 
     The default reducer averages the losses that are not 0. In the original's arithmetic the loss of an anchor
     with one positive far ahead of its negatives rounds to 0; with a temperature it is 0 here too, so that the
@@ -196,7 +244,7 @@ class SupConLoss(_Free, original.SupConLoss):
     Args:
         temperature: None for the log-odds, else the original's loss; a parameter is learned.
         link: instead of a temperature, any other link or its name.
-        backend: see ``taufree.sup_con``; pairs that are computed densely allow "auto" and "reference".
+        backend: see ``taufree.sup_con``; pairs of a miner, computed densely, allow "auto" and "reference".
         kwargs: those of the original: reducer, embedding_regularizer, ...
 
     Examples:
@@ -205,14 +253,23 @@ class SupConLoss(_Free, original.SupConLoss):
         1.0986
     """
 
-    def all_pairs(self, embeddings: Tensor, groups: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def all_pairs(self, rows: Labelled) -> tuple[Tensor, Tensor]:
         """Losses of all anchors [N], and their indices."""
-        losses = sup_con(embeddings, groups, link=self.link, reduction="none", backend=self.backend)
+        losses = sup_con(
+            rows.rows,
+            rows.labels,
+            rows.keys,
+            rows.key_labels,
+            link=self.link,
+            reduction="none",
+            backend=self.backend,
+        )
         if self._near_zero(losses):
-            order = groups.argsort()
-            order = order[(counts == 2)[groups[order]]]  # both rows of such a label, one after the other
-            losses = self._rounded(losses, embeddings, embeddings, order, order.view(-1, 2).flip(1).flatten())
-        return losses, c_f.torch_arange_from_size(embeddings)
+            a, p = rows.pairs()
+            one = rows.positives[a] == 1
+            keys = rows.rows if rows.keys is None else rows.keys
+            losses = self._rounded(losses, rows.rows, keys, a[one], p[one])
+        return losses, c_f.torch_arange_from_size(rows.rows)
 
     def some_pairs(self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Losses of all anchors [N], and their indices; a pair that is listed twice counts once."""
@@ -255,6 +312,19 @@ class SupConLoss(_Free, original.SupConLoss):
             zero = torch.zeros_like(losses, dtype=torch.bool)
             zero[rows] = m + (1 + losses[rows].expm1()).log() <= m
         return torch.where(zero, losses - losses.detach(), losses)
+
+
+def _too_few(positives: int, negatives: int) -> bool:
+    """The library's rule, by which one positive and one negative pair are too few as well."""
+    return not positives or not negatives or max(positives, negatives) <= 1
+
+
+def _checkpointed(link: Link, rows: Tensor, keys: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The logits of some pairs; their rows are gathered again for the backward instead of kept."""
+    if not torch.is_grad_enabled():
+        return paired_logits(rows[i], keys[j], link)
+    found: Tensor = checkpoint(lambda x, y: paired_logits(x[i], y[j], link), rows, keys, use_reentrant=False)
+    return found
 
 
 def temperature_free(loss: Any, link: LinkLike = None) -> Any:

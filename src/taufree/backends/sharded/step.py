@@ -112,8 +112,9 @@ def loss(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, b
     if groups is not None:
         groups = key_groups = ranks.gather(groups, sizes, "the ids or labels of all ranks").wait()
     if contrast.key_labels is not None:
-        contrast = replace(contrast, key_labels=contrast.key_labels.long())
-        key_groups = ranks.gather(contrast.key_labels, key_sizes, "the labels of all ranks' keys").wait()
+        key_labels = contrast.key_labels.long()
+        contrast = replace(contrast, key_labels=key_labels)
+        key_groups = ranks.gather(key_labels, key_sizes, "the labels of all ranks' keys").wait()
     count, own = None, ranks.span(ranks.rank, sizes)
     if contrast.labels is not None and groups is not None:
         count = how_many(groups, None if contrast.key_labels is None else key_groups)
