@@ -126,7 +126,7 @@ def test_another_call_on_one_rank_raises_on_all(world, change, told):
 
 
 def test_a_rank_that_left_is_named_by_what_it_owed(worlds):
-    assert "gather_distributed=True waited for the batch sizes:" in worlds[2][0]["alone"]
+    assert "gather_distributed waited for the batch sizes:" in worlds[2][0]["alone"]
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for ranked in start(kernels, [2], tmp_path)[2]:
         worst = {case: max(errors) for case, errors in ranked["errors"].items()}
-        assert len(worst) == 62
+        assert len(worst) == 66
         tolerance = {case: 3e-2 if "bfloat16" in case else 2e-5 for case in worst}
         assert {case: error for case, error in worst.items() if not error < tolerance[case]} == {}
         for name, way in itertools.product(NAMES, WAYS):

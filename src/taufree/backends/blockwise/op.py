@@ -19,11 +19,11 @@ from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
 
-_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "positives")
+_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "positives", "queue_ids")
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
-    "Tensor? labels, Tensor? positives, SymInt shift, bool in_batch, bool symmetric, bool decoupled, "
-    "str kind, float resolution"
+    "Tensor? labels, Tensor? positives, Tensor? queue_ids, SymInt shift, bool in_batch, bool symmetric, "
+    "bool decoupled, str kind, float resolution"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
 
@@ -44,6 +44,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         contrast.ids,
         contrast.labels,
         contrast.positives,
+        contrast.queue_ids,
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
@@ -56,10 +57,10 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 
 def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | None, ...], list[Tensor]]:
     """The contrast, the link, what may get a gradient, and what the link is differentiated by."""
-    anchors, keys, queue, own, scale, ids, labels, positives, *options = arguments
+    anchors, keys, queue, own, scale, ids, labels, positives, queue_ids, *options = arguments
     shift, in_batch, symmetric, decoupled, kind, delta = options
     contrast = Contrast(
-        anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, positives, decoupled
+        anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, positives, decoupled, queue_ids
     )
     inputs = (anchors, keys, queue, own)
     if kind == ODDS:

@@ -44,6 +44,7 @@ class Arguments(NamedTuple):
         scale: [1], of the link; [0] for ODDS.
         groups: [N], ids, or labels if ``positive_count`` is given.
         positive_count: [N], how many positives each anchor has by its label.
+        queue_ids: [M], those of the queue.
         weight: what each loss is multiplied by.
     """
 
@@ -54,6 +55,7 @@ class Arguments(NamedTuple):
     scale: Tensor
     groups: Tensor | None
     positive_count: Tensor | None
+    queue_ids: Tensor | None
     shift: int
     in_batch: bool
     symmetric: bool
@@ -67,7 +69,7 @@ class Arguments(NamedTuple):
         return KernelLink(self.kind, self.scale, self.resolution)
 
 
-TENSOR_COUNT = 7  # the first fields of Arguments are tensors, or None
+TENSOR_COUNT = 8  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -125,6 +127,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         scale,
         None if groups is None else groups.contiguous(),
         contrast.positive_count().double() if labelled else None,
+        None if contrast.queue_ids is None else contrast.queue_ids.contiguous(),
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,

@@ -62,7 +62,7 @@ class PairBlock(NamedTuple):
         groups: [N], the anchors' labels if ``labels``, else ids: equal ones are left out.
         shift: row i + shift of v is the positive of row i, if ``positives``.
         both_ways: whether the candidates are anchors too.
-        far_groups: [M], the candidates' groups, if another rank holds them.
+        far_groups: [M], the candidates' groups, if they are the queue or another rank holds them.
     """
 
     u: KernelRows

@@ -47,6 +47,7 @@ def loss(
         own_negatives=gathered(contrast.own_negatives),
         ids=None if ids is None else ids[order],
         labels=gathered(contrast.labels),
+        queue_ids=gathered(contrast.queue_ids, queues),
     )
     losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
     positives = None if whole.labels is None else whole.positive_count()
