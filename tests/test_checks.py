@@ -33,7 +33,17 @@ BAD = {
     "ids must have shape [4], got [3]": lambda x, i: info_nce(x, x, ids=i[:3]),
     "ids must be an integer tensor, got dtype torch.float32": lambda x, i: nt_xent(x, x, ids=i.float()),
     "ids must be an integer tensor, got list": lambda x, i: nt_xent(x, x, ids=[0, 1, 2, 3]),
-    "ids distinguishes in-batch keys and needs in_batch=True": lambda x, i: info_nce(x, x, x, ids=i),
+    "ids distinguishes candidates and needs in_batch=True or negative_ids": lambda x, i: info_nce(
+        x, x, x, ids=i
+    ),
+    "negative_ids needs ids": lambda x, i: info_nce(x, x, x, negative_ids=i),
+    "negative_ids needs negative_keys [M, D]": lambda x, i: info_nce(x, x, ids=i, negative_ids=i),
+    "negative_ids must have shape [5], got [4]": lambda x, i: info_nce(
+        x, x, torch.ones(5, x.shape[1]), ids=i, negative_ids=i
+    ),
+    "negative_ids must be an integer tensor, got dtype torch.float32": lambda x, i: info_nce(
+        x, x, x, ids=i, negative_ids=i.float()
+    ),
     "embeddings must have N, V and D of at least 1, got [4, 0, 3]": lambda x, i: sup_con(
         x.new_ones(4, 0, 3), i
     ),

@@ -32,6 +32,8 @@ SHAPES = st.sampled_from(
         "symmetric",
         "queue",
         "queue and batch",
+        "queue ids",
+        "queue and batch ids",
         "own",
         "own and batch",
         "ids",
@@ -74,6 +76,7 @@ def cases(draw, dtype=torch.float32, most_rows=9, most_dims=9, near=False):
     ids = torch.randint(0, max(1, n // 2 + 1), (n,), generator=generator)
     if shape.startswith("nt_xent"):
         return Case("nt_xent", [rows[:n], rows[n:]], ({"ids": ids} if "ids" in shape else {}) | decoupled)
+    theirs = torch.randint(0, max(1, n // 2 + 1), (m,), generator=generator)
     tensors = [rows[:n], rows[n : 2 * n]]
     if "queue" in shape:
         tensors.append(rows[2 * n :])
@@ -83,6 +86,8 @@ def cases(draw, dtype=torch.float32, most_rows=9, most_dims=9, near=False):
         "symmetric": {"symmetric": True},
         "queue and batch": {"in_batch": True, "symmetric": True},
         "own and batch": {"in_batch": True},
+        "queue ids": {"ids": ids, "negative_ids": theirs},
+        "queue and batch ids": {"ids": ids, "negative_ids": theirs, "in_batch": True, "symmetric": True},
         "ids": {"ids": ids, "symmetric": True},
     }
     return Case("info_nce", tensors, options.get(shape, {}) | decoupled)

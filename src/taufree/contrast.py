@@ -38,6 +38,7 @@ class Contrast:
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
+        queue_ids: [M], those of the queue; a row with the anchor's id is left out.
     """
 
     anchors: Tensor
@@ -52,6 +53,7 @@ class Contrast:
     key_labels: Tensor | None = None
     positives: Tensor | None = None
     decoupled: bool = False
+    queue_ids: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -137,7 +139,7 @@ class Shard(NamedTuple):
     is among them; equal ids or labels may be."""
 
     x: Tensor
-    groups: Tensor | None  # [K], their ids or labels; None if none are given, and for a queue
+    groups: Tensor | None  # [K], their ids or labels; None if none are given
     are_anchors: bool  # whether they are anchors too, on their rank
 
 

@@ -10,6 +10,7 @@ Rows of all ranks are numbered rank by rank. The rows of the other ranks come in
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +19,65 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 MAX_GATHERED_BYTES = 4 * 2**30  # of all ranks' rows and their gradients; larger ones go by the ring
 
 Work: TypeAlias = Callable[[Tensor, range], Tensor | None]
+GatherLike: TypeAlias = "bool | dist.ProcessGroup"
+"""Which ranks a loss gathers: none but this one, all of the default process group, or those of a group."""
 
 
-def active() -> bool:
-    """Whether there is more than this process."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def check_gather(gather: object) -> None:
+    """Raises unless ``gather`` is a bool, or a process group with this rank in it."""
+    if isinstance(gather, bool) or (dist.is_available() and isinstance(gather, dist.ProcessGroup)):
+        return
+    outside = dist.GroupMember.NON_GROUP_MEMBER if dist.is_available() else None  # what new_group gives then
+    if outside is not None and type(gather) is type(outside) and gather == outside:
+        raise ValueError(
+            "gather_distributed must be a process group that this rank is a member of, got one of others."
+        )
+    raise TypeError(
+        f"gather_distributed must be True, False or a torch.distributed.ProcessGroup, "
+        f"got {type(gather).__name__}."
+    )
+
+
+def active(gather: GatherLike = True) -> bool:
+    """Whether there is more than this process to gather from."""
+    if not isinstance(gather, bool):
+        return gather.size() > 1
+    return gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class Gathering(nn.Module):
+    """A module that gathers; it may hold a process group, which cannot be copied: copies share it."""
+
+    def __init__(self, gather_distributed: GatherLike) -> None:
+        super().__init__()
+        check_gather(gather_distributed)
+        self.gather_distributed = gather_distributed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gathering:
+        memo[id(self.gather_distributed)] = self.gather_distributed
+        memo[id(self)] = found = object.__new__(type(self))
+        vars(found).update(copy.deepcopy(vars(self), memo))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self.gather_distributed, bool):
+            raise TypeError(
+                f"gather_distributed must be True or False for {type(self).__name__} to be pickled, got a "
+                "process group, which belongs to this process; save the state_dict instead."
+            )
+        return vars(self)
+
+    def extra_repr(self) -> str:
+        """Empty for a module that does not gather."""
+        gather = self.gather_distributed
+        if not isinstance(gather, bool):
+            return f"gather_distributed=<process group of {gather.size()}>"
+        return "gather_distributed=True" if gather else ""
 
 
 def from_first(text: str = "") -> str:
@@ -44,19 +94,20 @@ def from_first(text: str = "") -> str:
 _text_number = itertools.count()
 
 
-def all_rows(x: Tensor) -> Tensor:
+def all_rows(x: Tensor, gather: GatherLike = True) -> Tensor:
     """The rows x [n, ...] of all ranks, [N, ...], without a gradient; own ones where there is but one."""
-    if not active():
+    if not active(gather):
         return x.detach()
-    ranks = Ranks(x.device)
+    ranks = Ranks(x.device, gather)
     count = torch.tensor([len(x)], device=x.device)
     sizes = ranks.gather(count, [1] * ranks.world, "the batch sizes").wait().tolist()
     return ranks.gather(x.detach(), sizes, "the rows of all ranks").wait()
 
 
-def numbered(rows: Tensor) -> Tensor:
+def numbered(rows: Tensor, gather: GatherLike) -> Tensor:
     """The numbers ``rows`` of this rank's rows, each times W plus the rank: no two ranks have the same."""
-    return rows * dist.get_world_size() + dist.get_rank()
+    ranks = Ranks(rows.device, gather)
+    return rows * ranks.world + ranks.rank
 
 
 def exchange(ranks: Ranks, x: Tensor, sizes: Sequence[int]) -> Gather | Ring:
@@ -86,10 +137,13 @@ class Pending:
 
 
 class Ranks:
-    """All ranks of the default process group; every method must be called by all of them alike."""
+    """All ranks of a process group, True for the default one, numbered from 0; every method must be called by
+    all of them alike."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.rank, self.world, self.device = dist.get_rank(), dist.get_world_size(), device
+    def __init__(self, device: torch.device, gather: GatherLike = True) -> None:
+        self.group = None if isinstance(gather, bool) else gather
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.device = device
 
     def agree(self, call: str, *sizes: int) -> list[list[int]]:
         """All ranks' ``sizes``, by size and rank; raises on every rank unless all describe the same call.
@@ -102,9 +156,9 @@ class Ranks:
         digests, *found = self.gather(mine, [1] * self.world, "the batch sizes").wait().T.tolist()
         if len(set(digests)) > 1:
             calls: list[str] = [""] * self.world
-            dist.all_gather_object(calls, f"{call} (N = {sizes[0]})")
-            described = "; ".join(f"rank {rank} called {text}" for rank, text in enumerate(calls))
-            raise ValueError(f"gather_distributed=True needs the same call on every rank: {described}.")
+            dist.all_gather_object(calls, f"{call} (N = {sizes[0]})", group=self.group)
+            described = "; ".join(f"rank {self.world_rank(i)} called {text}" for i, text in enumerate(calls))
+            raise ValueError(f"gather_distributed needs the same call on every rank: {described}.")
         return found
 
     def gather(self, x: Tensor, sizes: Sequence[int], what: str) -> Pending:
@@ -116,7 +170,7 @@ class Ranks:
         mine = _padded(x.contiguous(), most)
         found = x.new_empty(shape)
         with _naming(what):  # as bytes, since not every backend has every dtype
-            work = dist.all_gather_into_tensor(_bytes(found), _bytes(mine), async_op=True)
+            work = dist.all_gather_into_tensor(_bytes(found), _bytes(mine), group=self.group, async_op=True)
         if min(sizes) == most:
             return Pending(what, [work], found.flatten(0, 1), mine)
         pending = Pending(what, [work], found, mine)
@@ -132,7 +186,7 @@ class Ranks:
             x = torch.cat([_padded(rows, most) for rows in torch.split(x, list(sizes))])
         mine = x.new_empty(most, *x.shape[1:])
         with _naming(what):
-            dist.reduce_scatter_tensor(mine, x.contiguous())
+            dist.reduce_scatter_tensor(mine, x.contiguous(), group=self.group)
         return mine[: sizes[self.rank]]
 
     def swap(self, x: Tensor, sizes: Sequence[int], what: str) -> Tensor:
@@ -140,18 +194,22 @@ class Ranks:
         n = sizes[self.rank]
         found = x.new_empty(self.world, n)
         with _naming(what):
-            dist.all_to_all_single(found.view(-1), x, [n] * self.world, list(sizes))
+            dist.all_to_all_single(found.view(-1), x, [n] * self.world, list(sizes), group=self.group)
         return found
 
     def sum(self, x: Tensor, what: str) -> Tensor:
         with _naming(what):
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self.group)
         return x
 
     def span(self, rank: int, sizes: Sequence[int]) -> range:
         """Which of all rows are a rank's."""
         first = sum(sizes[:rank])
         return range(first, first + sizes[rank])
+
+    def world_rank(self, rank: int) -> int:
+        """A rank's number in the default process group, by which messages are sent and errors name it."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 class Gather:
@@ -213,14 +271,14 @@ class Ring:
     def _shift(self, x: Tensor, owner: int, what: str) -> Pending:
         """Sends on what belongs to ``owner``'s rows; what comes belongs to those of the rank before it."""
         world, rank = self.ranks.world, self.ranks.rank
-        following, previous = (rank + 1) % world, (rank - 1) % world
+        following, previous = (self.ranks.world_rank(other % world) for other in (rank + 1, rank - 1))
         found = x.new_empty(self.sizes[(owner - 1) % world], *x.shape[1:])
         what = f"{what} from rank {previous}"
         with _naming(what):
             works = dist.batch_isend_irecv(
                 [
-                    dist.P2POp(dist.isend, _bytes(x.contiguous()), following),
-                    dist.P2POp(dist.irecv, _bytes(found), previous),
+                    dist.P2POp(dist.isend, _bytes(x.contiguous()), following, self.ranks.group),
+                    dist.P2POp(dist.irecv, _bytes(found), previous, self.ranks.group),
                 ]
             )
         return Pending(what, works, found, x)
@@ -240,4 +298,4 @@ def _naming(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RuntimeError(f"gather_distributed=True waited for {what}: {error}") from error
+        raise RuntimeError(f"gather_distributed waited for {what}: {error}") from error

@@ -20,6 +20,7 @@ from taufree.checks import (
     without_temperature,
 )
 from taufree.contrast import Contrast
+from taufree.distributed import GatherLike
 from taufree.links import LinkLike
 from taufree.reduction import anchor_weights
 
@@ -33,11 +34,12 @@ def info_nce(
     symmetric: bool = False,
     in_batch: bool | None = None,
     ids: Tensor | None = None,
+    negative_ids: Tensor | None = None,
     link: LinkLike = None,
     decoupled: bool = False,
     weights: Tensor | None = None,
     reduction: str = "mean",
-    gather_distributed: bool = False,
+    gather_distributed: GatherLike = False,
     backend: str = "auto",
 ) -> Tensor:
     """InfoNCE: each query must find its key among the candidates.
@@ -54,7 +56,9 @@ def info_nce(
             join the query-to-key direction only.
         in_batch: whether the other rows of ``positive_key`` are negatives too. None: exactly when
             no ``negative_keys`` are given.
-        ids: integers, [N]; a key with the query's id that is not its positive is left out.
+        ids: integers, [N]; an in-batch key with the query's id that is not its positive is left out.
+        negative_ids: integers, [M], of shared ``negative_keys``; those with the query's id are left out.
+            Needs ``ids``. ``taufree.NegativeQueue`` has both.
         link: how a cosine becomes a logit. None or "free" is ``taufree.LogOdds``, without temperature; a
             number is that temperature. The modules take the names "fitted", "calibrated" and "learnable" too.
         decoupled: whether the positive is left out of the denominator (DCL): L_i = log(sum_j exp(l(c_ij))) -
@@ -63,10 +67,11 @@ def info_nce(
             weighted mean. They get no gradient.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
             two directions).
-        gather_distributed: contrast with the batches of all ranks of the default process group, as one
-            process would with their concatenation: the loss is the global one (own rows for "none"), and
-            so is every parameter's gradient after DDP's averaging; shared ``negative_keys`` are
-            those of all ranks together. Without a process group it is the plain loss.
+        gather_distributed: contrast with the batches of all ranks of the default process group, or of the
+            group that is given, as one process would with their concatenation: the loss is that of the group
+            (own rows for "none"), and so is every parameter's gradient after the averaging of DDP over the
+            same group; shared ``negative_keys`` are those of all ranks together. True without a process
+            group is the plain loss.
         backend: "auto", "reference" (dense), "blockwise" (linear memory, any device) or "triton" (fused GPU
             kernels). For transforms of torch.func "auto" takes the reference, which alone has them; second
             derivatives of blockwise are computed by it too, at its memory, and "triton" has none.
@@ -102,10 +107,17 @@ def info_nce(
         raise ValueError("in_batch=False needs negative_keys, or there is nothing to contrast with.")
     if symmetric and not in_batch:
         raise ValueError("symmetric=True needs in_batch=True, since only in-batch pairs have two directions.")
-    if ids is not None and not in_batch:
-        raise ValueError("ids distinguishes in-batch keys and needs in_batch=True.")
+    if ids is not None and not in_batch and negative_ids is None:
+        raise ValueError("ids distinguishes candidates and needs in_batch=True or negative_ids.")
     if ids is not None:
         check_integers("ids", ids, query)
+    if negative_ids is not None:
+        if ids is None:
+            raise ValueError("negative_ids needs ids, those of the queries to compare with.")
+        if queue is None:
+            raise ValueError("negative_ids needs negative_keys [M, D], which all queries share.")
+        check_integers("negative_ids", negative_ids, queue)
+        ids, negative_ids = ids.long(), negative_ids.long()  # unsigned ones cannot be compared with others
     contrast = Contrast(
         query,
         positive_key,
@@ -115,6 +127,7 @@ def info_nce(
         own_negatives=own_negatives,
         ids=ids,
         decoupled=decoupled,
+        queue_ids=negative_ids,
     )
     check_weights(weights, query)
     return _loss(contrast, link, weights, reduction, gather_distributed, backend)
@@ -130,7 +143,7 @@ def nt_xent(
     decoupled: bool = False,
     weights: Tensor | None = None,
     reduction: str = "mean",
-    gather_distributed: bool = False,
+    gather_distributed: GatherLike = False,
     backend: str = "auto",
 ) -> Tensor:
     """NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
@@ -176,7 +189,7 @@ def sup_con(
     decoupled: bool = False,
     weights: Tensor | None = None,
     reduction: str = "mean",
-    gather_distributed: bool = False,
+    gather_distributed: GatherLike = False,
     backend: str = "auto",
 ) -> Tensor:
     """Supervised contrastive loss: every other row with the anchor's label is a positive.
@@ -238,10 +251,10 @@ def sup_con(
     return found if views is None or reduction != "none" else found.reshape(-1, views)
 
 
-def _own_labels(embeddings: Tensor, gather_distributed: bool) -> Tensor:
+def _own_labels(embeddings: Tensor, gather: GatherLike) -> Tensor:
     """A label for each sample that no sample of another rank has."""
     labels = torch.arange(embeddings.shape[0], device=embeddings.device)
-    return distributed.numbered(labels) if gather_distributed and distributed.active() else labels
+    return distributed.numbered(labels, gather) if distributed.active(gather) else labels
 
 
 def _loss(
@@ -249,15 +262,16 @@ def _loss(
     link: LinkLike,
     given: Tensor | None,
     reduction: str,
-    gather_distributed: bool,
+    gather_distributed: GatherLike,
     backend: str,
 ) -> Tensor:
     """``given`` are the user's weights [N] of the anchors."""
     link = check_options(link, reduction, backend, kept=False)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
-    if gather_distributed and distributed.active():
-        found = sharded.loss(contrast, link, given, reduction, backend)
+    distributed.check_gather(gather_distributed)
+    if distributed.active(gather_distributed):
+        found = sharded.loss(contrast, link, given, reduction, gather_distributed, backend)
     else:
         link = link.prepare(ContrastMeasure(contrast))
         labelled = contrast.labels is not None and reduction != "none"

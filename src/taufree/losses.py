@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from taufree.checks import check_options, without_temperature
+from taufree.distributed import Gathering, GatherLike
 from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.links import LinkLike
 
 
-class _Loss(nn.Module):
+class _Loss(Gathering):
     """What the three losses share; the only state is what the link learns."""
 
     @without_temperature
@@ -21,14 +22,13 @@ class _Loss(nn.Module):
         link: LinkLike = None,
         decoupled: bool = False,
         reduction: str = "mean",
-        gather_distributed: bool = False,
+        gather_distributed: GatherLike = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__()
+        super().__init__(gather_distributed)
         self.link = check_options(link, reduction, backend)
         self.decoupled = decoupled
         self.reduction = reduction
-        self.gather_distributed = gather_distributed
         self.backend = backend
 
     def _options(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class _Loss(nn.Module):
 
     def extra_repr(self) -> str:
         decoupled = "decoupled=True, " if self.decoupled else ""
-        gathers = ", gather_distributed=True" if self.gather_distributed else ""
+        gathers = f", {gathers}" if (gathers := super().extra_repr()) else ""
         return f"{decoupled}reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
 
 
@@ -70,7 +70,7 @@ class InfoNCE(_Loss):
         link: LinkLike = None,
         decoupled: bool = False,
         reduction: str = "mean",
-        gather_distributed: bool = False,
+        gather_distributed: GatherLike = False,
         backend: str = "auto",
     ) -> None:
         super().__init__(
@@ -90,6 +90,7 @@ class InfoNCE(_Loss):
         negative_keys: Tensor | None = None,
         ids: Tensor | None = None,
         weights: Tensor | None = None,
+        negative_ids: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; shapes as in ``info_nce``."""
         return info_nce(
@@ -100,6 +101,7 @@ class InfoNCE(_Loss):
             in_batch=self.in_batch,
             ids=ids,
             weights=weights,
+            negative_ids=negative_ids,
             **self._options(),
         )
 

@@ -25,7 +25,12 @@ def by_pairs(contrast):
         squares.append((u @ v.T).square().masked_fill(left_out, 0))
         counts.append(~left_out)
     if contrast.queue is not None:
-        squares.append((u @ normalize(contrast.queue, dim=-1).T).square())
+        cosines = u @ normalize(contrast.queue, dim=-1).T
+        left_out = torch.zeros_like(cosines, dtype=torch.bool)
+        if contrast.queue_ids is not None:
+            left_out = contrast.ids[:, None] == contrast.queue_ids
+        squares.append(cosines.square().masked_fill(left_out, 0))
+        counts.append(~left_out)
     if contrast.own_negatives is not None:
         own = normalize(contrast.own_negatives, dim=-1)
         squares.append(torch.einsum("nd,nkd->nk", u, own).square())

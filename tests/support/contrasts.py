@@ -19,6 +19,7 @@ def contrasts(n, d):
         "ids": Contrast(a, b, ids=ids),
         "queue": Contrast(a, b, in_batch=False, queue=queue),
         "queue and batch": Contrast(a, b, queue=queue),
+        "queue ids": Contrast(a, b, in_batch=False, queue=queue, ids=ids, queue_ids=torch.arange(n + 3) % 5),
         "own": Contrast(a, b, own_negatives=own, in_batch=False),
         "all": Contrast(a, b, own_negatives=own, queue=queue, ids=ids),
         "views": Contrast(two, shift=n),

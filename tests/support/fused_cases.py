@@ -24,7 +24,9 @@ LINKS = {
     "learned": lambda: LearnableTemperature(0.1),
     "learned tau": learned_tau,
 }
-CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels", "keys")
+CONTRASTS = (
+    "one-way", "symmetric", "queue", "queue ids", "all", "own", "views", "labels", "few labels", "keys"
+)  # fmt: skip
 DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels", "decoupled keys")
 
 
@@ -46,6 +48,10 @@ def make(name, n, d, dtype, device="cpu"):
         "one-way": ([a, b], lambda a, b: Contrast(a, b)),
         "symmetric": ([a, b], lambda a, b: Contrast(a, b, symmetric=True, ids=ids)),
         "queue": ([a, b, queue], lambda a, b, q: Contrast(a, b, in_batch=False, queue=q)),
+        "queue ids": (
+            [a, b, queue],
+            lambda a, b, q: Contrast(a, b, symmetric=True, queue=q, ids=ids, queue_ids=ids.flip(0)[1:]),
+        ),
         "all": ([a, b, queue], lambda a, b, q: Contrast(a, b, symmetric=True, queue=q)),
         "own": ([a, b, own], lambda a, b, o: Contrast(a, b, own_negatives=o)),
         "views": ([a, b], lambda a, b: Contrast(torch.cat([a, b]), shift=n, ids=torch.cat([ids, ids]))),

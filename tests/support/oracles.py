@@ -63,6 +63,7 @@ class Case:
             every, ids = range(2 * n), ids + ids
             return [(i, [(i + n) % (2 * n)], [j for j in every if ids[j] != ids[i]], 1.0) for i in every]
         extra = self.tensors[2] if len(self.tensors) > 2 else None
+        theirs = self.options.get("negative_ids")
         in_batch = self.options.get("in_batch")
         in_batch = extra is None if in_batch is None else in_batch
         both = self.options.get("symmetric", False)
@@ -71,7 +72,8 @@ class Case:
             others = [j for j in range(n) if ids[j] != ids[i]] if in_batch else []
             negatives = [n + j for j in others]
             if extra is not None and extra.dim() == 2:
-                negatives += [2 * n + j for j in range(extra.shape[0])]
+                every = range(extra.shape[0])
+                negatives += [2 * n + j for j in every if theirs is None or theirs[j] != ids[i]]
             elif extra is not None:
                 negatives += [2 * n + i * extra.shape[1] + j for j in range(extra.shape[1])]
             found.append((i, [n + i], negatives, 0.5 if both else 1.0))

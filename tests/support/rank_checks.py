@@ -167,6 +167,14 @@ def backward_twice(rank):
     return max(error(y, 3 * x) for x, y in zip(first, second, strict=True))
 
 
+def several_views(rank, world):
+    """Without labels, each sample of each rank has one of its own."""
+    sizes = WORLDS[world][0]
+    views = torch.randn(sum(sizes), 3, 4, generator=torch.Generator().manual_seed(2))
+    found = taufree.sup_con(views.split(sizes)[rank], gather_distributed=True)
+    return error(found, taufree.sup_con(views))
+
+
 def largest(world):
     """Elements of the largest tensor that a rank makes, of 32 rows x 2 columns on each rank."""
     found = {}
@@ -196,6 +204,7 @@ def everything(rank, world):
     found["backward twice"] = backward_twice(rank)
     found["collectives"] = count_collectives(rank)
     found["largest"] = largest(world)
+    found["several views"] = several_views(rank, world)
     for change in ("columns", "dtype", "reduction", "link", "mode", "ids", "negative_keys"):
         found[f"mismatch, {change}"] = mismatch(rank, change)
     dist.barrier()

@@ -37,6 +37,12 @@ CALLS = {  # function, tensors, options
     "fixed keys": ("info_nce", "aB", {"ids": 3}),
     "queue": ("info_nce", "abq", {}),
     "queue and batch": ("info_nce", "abq", {"symmetric": True, "in_batch": True}),
+    "queue, ids": ("info_nce", "abq", {"ids": 3, "negative_ids": 4}),
+    "queue and batch, ids": (
+        "info_nce",
+        "abq",
+        {"ids": 3, "negative_ids": 4, "symmetric": True, "in_batch": True},
+    ),
     "fixed queue": ("info_nce", "abQ", {"in_batch": True}),
     "own": ("info_nce", "abo", {}),
     "own and batch": ("info_nce", "abo", {"symmetric": True, "in_batch": True}),
@@ -81,14 +87,11 @@ def whole(call, sizes, queues, dtype, d=16):
     made["k"] = torch.randn(sum(sizes) + len(sizes), d, generator=generator, dtype=torch.float64)
     made["o"] = torch.randn(n, 2, d, generator=generator, dtype=torch.float64)
     tensors = [made[name.lower()].to(dtype).requires_grad_(name.islower()) for name in names]
+    lengths = {"ids": n, "labels": n, "negative_ids": sum(queues), "key_labels": n + len(sizes)}
     options = {
-        key: torch.randint(0, value, (len(tensors[-1]),), generator=generator)
-        if key in ("ids", "labels", "key_labels")
-        else value
+        key: torch.randint(0, value, (lengths[key],), generator=generator) if key in lengths else value
         for key, value in options.items()
     }
-    if "key_labels" in options:
-        options["labels"] = torch.randint(0, 4, (n,), generator=generator)
     if "weights" in options:
         options["weights"] = torch.rand(n, generator=generator, dtype=torch.float64)
     each = torch.rand(2 * n, generator=generator, dtype=torch.float64).to(dtype)
@@ -97,7 +100,7 @@ def whole(call, sizes, queues, dtype, d=16):
 
 def own(x, name, sizes, queues, rank, device="cpu"):
     """This rank's rows of a tensor of all ranks."""
-    counts = queues if name in ("q", "Q") else sizes
+    counts = queues if name in ("q", "Q", "negative_ids") else sizes
     if name in ("k", "key_labels"):  # one more than anchors on each rank
         counts = [size + 1 for size in sizes]
     return x.detach().split(counts)[rank].to(device, copy=True).requires_grad_(x.requires_grad)

@@ -112,13 +112,14 @@ class AnchorSample:
         if contrast.in_batch:
             self._add(keys, contrast.key_groups, own=True)
         if contrast.queue is not None:
-            self.add(contrast.queue, None)
+            self.add(contrast.queue, contrast.queue_ids)
         if contrast.own_negatives is not None and contrast.own_negatives.shape[1]:
             self.totals.add(self._row_by_row(contrast.own_negatives[self.index]), None, None)
 
     def add(self, rows: Tensor, groups: Tensor | None) -> None:
         """Candidates [M, D] from elsewhere, none of them an anchor of this contrast or its key."""
-        self._add(rows, groups, own=False)
+        if len(rows):
+            self._add(rows, groups, own=False)
 
     def sums(self, anchors: int) -> Tensor:
         """See :meth:`Totals.sums`."""

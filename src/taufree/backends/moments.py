@@ -88,7 +88,7 @@ class Squares:
                         self.total[part] -= (self.u[part] * others).sum(1).square()
                 self.count -= len(shifts)
         if contrast.queue is not None:
-            self.add(contrast.queue)
+            self.add(contrast.queue, contrast.queue_ids)
         if contrast.own_negatives is not None:
             own = contrast.own_negatives
             for part in parts_of(n, own.shape[1] * own.shape[2], MAX_NUMBERS):

@@ -36,7 +36,10 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
         in_batch = masked_logits(link, *similarity(*u, *v), left_out)
         negatives.append(in_batch)
     if contrast.queue is not None:
-        negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
+        same_id = None
+        if contrast.ids is not None and contrast.queue_ids is not None:
+            same_id = contrast.ids[:, None] == contrast.queue_ids
+        negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), same_id))
     if contrast.own_negatives is not None:
         own = normalize(contrast.own_negatives)
         negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))

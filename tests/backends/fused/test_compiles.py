@@ -69,6 +69,9 @@ def compiled(monkeypatch):
 CASES = {
     "symmetric": lambda a, b: Contrast(a, b, symmetric=True),
     "queue and ids": lambda a, b: Contrast(a, b, queue=b, ids=torch.arange(len(a))),
+    "ids of the queue": lambda a, b: Contrast(
+        a, b, queue=b[:30], ids=torch.arange(len(a)), queue_ids=torch.arange(30)
+    ),
     "views": lambda a, b: Contrast(torch.cat([a, b]), shift=len(a)),
     "labels": lambda a, b: Contrast(a, labels=torch.arange(len(a)) // 2),
     "keys": lambda a, b: Contrast(
@@ -89,6 +92,7 @@ LINKS = {
         ("symmetric", "tau", torch.bfloat16),
         ("symmetric", "gain", torch.float16),
         ("queue and ids", "learned", torch.bfloat16),
+        ("ids of the queue", "odds", torch.bfloat16),
         ("views", "odds", torch.bfloat16),
         ("labels", "odds", torch.bfloat16),
         ("decoupled", "odds", torch.bfloat16),

@@ -47,7 +47,8 @@ Tile: TypeAlias = OddsTile | SoftmaxTile
 
 TILE_SIZE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT_BYTES = 24 * 2**20  # of tiles kept between the two visits
-SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels", "key_labels")  # of a contrast
+INTEGER_FIELDS = ("ids", "labels", "key_labels", "queue_ids")  # of a contrast
+SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", *INTEGER_FIELDS)
 
 
 @uncompiled
@@ -88,7 +89,8 @@ class _Blockwise(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         # Not the parameters of a link: the next loss may bring them back into range in place.
         scales = inputs[4:] if link.formula is not None else ()
-        ctx.save_for_backward(*(getattr(contrast, name) for name in SAVED_FIELDS[4:]), *inputs[:4], *scales)
+        integers = [getattr(contrast, name) for name in INTEGER_FIELDS]
+        ctx.save_for_backward(*integers, *inputs[:4], *scales)
         without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved above, freed after the backward
         ctx.contrast = replace(contrast, **without)
         ctx.link, ctx.weights = link, weights
@@ -101,14 +103,14 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        kept = len(SAVED_FIELDS) - 4
-        groups, inputs = ctx.saved_tensors[:kept], list(ctx.saved_tensors[kept:])
+        count = len(INTEGER_FIELDS)
+        integers, inputs = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
         inputs += ctx.params if ctx.link.formula is None else []
         gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
         with torch.no_grad():  # with create_graph=True the upstream gradient may have a graph of its own
             if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
                 check_unchanged(ctx.link, ctx.params, ctx.values)
-                contrast = _restored(ctx.contrast, inputs, groups)
+                contrast = _restored(ctx.contrast, inputs, integers)
                 grad = upstream if ctx.weights is None else ctx.weights * upstream
                 _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
             else:
@@ -121,22 +123,22 @@ class _Blockwise(torch.autograd.Function):
             ]
         if torch.is_grad_enabled():  # create_graph=True
             views = len(inputs) if ctx.link.formula is not None else 4
-            of = _reference(ctx, groups)
+            of = _reference(ctx, integers)
             cast = ByReference.apply(of, upstream, len(inputs), views, *inputs, *cast)
         return (None, None, None, None, *cast)
 
 
-def _restored(contrast: Contrast, inputs: Sequence[Tensor | None], groups: Sequence[Any]) -> Contrast:
+def _restored(contrast: Contrast, inputs: Sequence[Tensor | None], integers: Sequence[Any]) -> Contrast:
     """With what autograd has saved of it."""
-    return replace(contrast, **dict(zip(SAVED_FIELDS, [*inputs[:4], *groups], strict=True)))
+    return replace(contrast, **dict(zip(SAVED_FIELDS, [*inputs[:4], *integers], strict=True)))
 
 
-def _reference(ctx: Any, groups: Sequence[Tensor | None]) -> Callable[..., Tensor]:
+def _reference(ctx: Any, integers: Sequence[Tensor | None]) -> Callable[..., Tensor]:
     """The same loss as a function of its inputs, which torch can differentiate as often as it likes."""
     kept, link, params, weights = ctx.contrast, ctx.link, ctx.params, ctx.weights
 
     def loss(*inputs: Tensor | None) -> Tensor:
-        contrast = _restored(kept, inputs, groups)
+        contrast = _restored(kept, inputs, integers)
         of_inputs = link
         if params and link.formula is not None and (scale := inputs[4]) is not None:
             of_inputs = from_formula(link.formula, scale)  # the copy of the scale is of no graph
@@ -167,7 +169,7 @@ class Place(NamedTuple):
     """A tile of the matrix: anchors ``rows`` against candidates ``cols`` of ``block``.
 
     ``across`` is the direction in which the candidates are anchors, if they are. ``groups`` are the block's
-    ids or labels, if another rank holds it.
+    ids or labels, if it is the queue or another rank holds it.
     """
 
     rows: range
@@ -349,7 +351,7 @@ class BlockwiseEngine:
                     yield Place(rows, cols, self.v, across if cols.start > rows.start else None)
         if self.queue is not None:
             for cols in spans(len(self.queue.x), TILE_SIZE):
-                yield Place(rows, cols, self.queue, None)
+                yield Place(rows, cols, self.queue, None, self.contrast.queue_ids)
 
     def _tile(self, place: Place) -> Tile:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block

@@ -19,10 +19,12 @@ from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
 
-_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", "ids", "labels", "key_labels", "positives")
+_INTEGERS = ("ids", "labels", "key_labels", "positives", "queue_ids")  # of a contrast
+_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", *_INTEGERS)
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
-    "Tensor? labels, Tensor? key_labels, Tensor? positives, SymInt shift, bool in_batch, bool symmetric, "
+    "Tensor? labels, Tensor? key_labels, Tensor? positives, Tensor? queue_ids, SymInt shift, bool in_batch, "
+    "bool symmetric, "
     "bool decoupled, str kind, float resolution"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
@@ -45,6 +47,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         contrast.labels,
         contrast.key_labels,
         contrast.positives,
+        contrast.queue_ids,
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
@@ -57,10 +60,18 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 
 def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | None, ...], list[Tensor]]:
     """The contrast, the link, what may get a gradient, and what the link is differentiated by."""
-    anchors, keys, queue, own, scale, ids, labels, key_labels, positives, *options = arguments
-    shift, in_batch, symmetric, decoupled, kind, delta = options
+    anchors, keys, queue, own, scale, *rest = arguments
+    shift, in_batch, symmetric, decoupled, kind, delta = rest[len(_INTEGERS) :]
     contrast = Contrast(
-        anchors, keys, shift, in_batch, symmetric, queue, own, ids, labels, key_labels, positives, decoupled
+        anchors,
+        keys,
+        shift,
+        in_batch,
+        symmetric,
+        queue,
+        own,
+        decoupled=decoupled,
+        **dict(zip(_INTEGERS, rest, strict=False)),
     )
     inputs = (anchors, keys, queue, own)
     if kind == ODDS:

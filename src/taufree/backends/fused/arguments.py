@@ -45,6 +45,7 @@ class Arguments(NamedTuple):
         groups: [N], ids, or labels if ``positive_count`` is given.
         key_groups: [M], the keys' labels, if they are not the anchors'.
         positive_count: [N], how many positives each anchor has by its label.
+        queue_ids: [M], those of the queue.
         weight: what each loss is multiplied by.
     """
 
@@ -56,6 +57,7 @@ class Arguments(NamedTuple):
     groups: Tensor | None
     key_groups: Tensor | None
     positive_count: Tensor | None
+    queue_ids: Tensor | None
     shift: int
     in_batch: bool
     symmetric: bool
@@ -69,7 +71,7 @@ class Arguments(NamedTuple):
         return KernelLink(self.kind, self.scale, self.resolution)
 
 
-TENSOR_COUNT = 8  # the first fields of Arguments are tensors, or None
+TENSOR_COUNT = 9  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -128,6 +130,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         None if groups is None else groups.contiguous(),
         None if contrast.key_labels is None else contrast.key_labels.contiguous(),
         contrast.positive_count().double() if labelled else None,
+        None if contrast.queue_ids is None else contrast.queue_ids.contiguous(),
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,

@@ -57,7 +57,9 @@ class FusedStep:
                 )
             )
         if self.queue is not None:
-            found.append(PairBlock(self.anchors, self.queue, None))
+            ids = self.arguments.queue_ids
+            groups = None if ids is None else self.arguments.groups
+            found.append(PairBlock(self.anchors, self.queue, groups, far_groups=ids))
         return found
 
     def add_sums(self) -> None:

@@ -48,6 +48,7 @@ def loss(
         ids=None if ids is None else ids[order],
         labels=gathered(contrast.labels),
         key_labels=gathered(contrast.key_labels, key_sizes),
+        queue_ids=gathered(contrast.queue_ids, queues),
     )
     losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
     positives = None if whole.labels is None else whole.positive_count()

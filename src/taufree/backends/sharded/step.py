@@ -17,6 +17,7 @@ what                                   when       bytes received by a rank
 =====================================  =========  ==============================================
 batch sizes, and whether calls agree   always     32 W
 ids or labels                          if given   8 N
+ids of shared negatives                if given   8 M
 weights                                if given   8 N
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
@@ -32,7 +33,8 @@ gradients of shared negatives          if wanted  M D x 4 (8 for float64), by re
 By the ring the embeddings come in W - 1 messages instead, once for the forward and once more for the
 backward (and once before both for a link that measures), and the gradients in W - 1.
 
-Gradients are those of the sum over the ranks of what each of them calls backward on, which DDP divides by W.
+"All ranks" are the W ranks of a process group, the default one or the user's. Gradients are those of the sum
+over the ranks of what each of them calls backward on, which DDP over the same group divides by W.
 For "mean" and "sum" every rank holds the same loss, so that W times its gradient is divided by W; it must be
 multiplied by the same number everywhere, as by a gradient scaler. With "none" a rank holds its own losses.
 """
@@ -53,7 +55,7 @@ from taufree.backends.likelihood import summary as likelihood_of
 from taufree.backends.numerics import full_precision
 from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
-from taufree.distributed import Gather, Ranks, Ring, exchange
+from taufree.distributed import Gather, GatherLike, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
 from taufree.links import Likelihood, Link
 from taufree.reduction import anchor_weights
@@ -93,10 +95,12 @@ class ShardEngine(Protocol):
 
 
 @uncompiled
-def loss(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, backend: str) -> Tensor:
+def loss(
+    contrast: Contrast, link: Link, given: Tensor | None, reduction: str, gather: GatherLike, backend: str
+) -> Tensor:
     """The loss over all ranks; own rows' losses for "none". ``given`` are the user's weights of own rows."""
     backend = choose(backend, contrast, link, over_ranks=True)
-    ranks = Ranks(contrast.anchors.device)
+    ranks = Ranks(contrast.anchors.device, gather)
     queued = 0 if contrast.queue is None else len(contrast.queue)
     call = _describe(contrast, link, given, reduction, backend)
     sizes, queues, key_sizes = ranks.agree(call, contrast.n, queued, contrast.m)
@@ -153,8 +157,11 @@ class ShardedStep:
         if contrast.in_batch:
             rows = contrast.anchors if contrast.keys is None else contrast.keys
             self.keys = exchange(ranks, rows.detach(), key_sizes)
+        self.queue_ids = contrast.queue_ids
         if contrast.queue is not None and max(queues) > 0:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
+            if self.queue_ids is not None:
+                self.queue_ids = ranks.gather(self.queue_ids, queues, "the negative_ids of all ranks").wait()
 
     @torch.no_grad()
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
@@ -179,7 +186,7 @@ class ShardedStep:
         if self.keys is not None:
             self.keys.visit(lambda rows, span: into.add(rows, self._shard(rows, span).groups))
         if self.queue is not None:
-            self.queue.visit(lambda rows, span: into.add(rows, None))
+            self.queue.visit(lambda rows, span: into.add(rows, self._queue_shard(rows, span).groups))
 
     def forward(self, engine: ShardEngine) -> Tensor:
         """The weighted sum of all ranks' losses, or own losses [n]."""
@@ -198,7 +205,7 @@ class ShardedStep:
         if self.keys is not None:
             self.keys.visit(add)
         if self.queue is not None:
-            self.queue.visit(lambda rows, span: engine.add(Shard(rows, None, False)))
+            self.queue.visit(lambda rows, span: engine.add(self._queue_shard(rows, span)))
         if cols is not None:
             engine.merge(self.ranks.swap(cols, self.sizes, "the column sums of all ranks"))
         losses = engine.losses()
@@ -228,7 +235,7 @@ class ShardedStep:
             of_keys = self.keys.visit(add, engine.dtype if give_back else None)
         if self.queue is not None:
             of_queue = self.queue.visit(
-                lambda rows, span: engine.add_gradients(Shard(rows, None, False), None, wanted[2]),
+                lambda rows, span: engine.add_gradients(self._queue_shard(rows, span), None, wanted[2]),
                 engine.dtype if wanted[2] else None,
             )
         return engine.gradients(of_keys, of_queue)
@@ -242,6 +249,10 @@ class ShardedStep:
         groups = None if self.key_groups is None else self.key_groups[span.start : span.stop]
         return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None)
 
+    def _queue_shard(self, rows: Tensor, span: range) -> Shard:
+        ids = self.queue_ids
+        return Shard(rows, None if ids is None else ids[span.start : span.stop], are_anchors=False)
+
 
 class _Sharded(torch.autograd.Function):
     """Inputs from the fourth on: anchors, keys, queue, then what the backend's engine takes."""
@@ -252,7 +263,8 @@ class _Sharded(torch.autograd.Function):
     ) -> Tensor:
         ctx.step, ctx.backend, ctx.wanted = step, backend, ctx.needs_input_grad[3:]
         contrast = step.contrast
-        ctx.save_for_backward(*inputs[:4], contrast.ids, contrast.labels, contrast.key_labels)
+        integers = (contrast.ids, contrast.labels, contrast.key_labels, contrast.queue_ids)
+        ctx.save_for_backward(*inputs[:4], *integers)
         ctx.params, ctx.dtypes = inputs[4:], [None if x is None else x.dtype for x in inputs]
         with full_precision(step.ranks.device):
             ctx.engine = make(inputs, ctx.wanted)
@@ -291,6 +303,7 @@ def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: s
         text += shown("negative_keys", contrast.own_negatives, "N")
         text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
+    text += "" if contrast.queue_ids is None else ", with negative_ids"
     text += ", decoupled" if contrast.decoupled else ""
     text += "" if given is None else ", with weights"
     mode = " that measures" if link.measures else ""  # which exchanges sums
