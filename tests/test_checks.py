@@ -60,6 +60,9 @@ BAD = {
     "labels must be an integer tensor, got dtype torch.bool": lambda x, i: sup_con(x, i > 0),
     "labels must be an integer tensor, got list": lambda x, i: sup_con(x, [0, 1, 2, 3]),
     "labels must be on the device of the embeddings, cpu, got meta": lambda x, i: sup_con(x, i.to("meta")),
+    "hardness must be a number from 0 to 50, got -1": lambda x, i: nt_xent(x, x, hardness=-1),
+    "hardness must be a number from 0 to 50, got nan": lambda x, i: taufree.SupCon(hardness=float("nan")),
+    "hardness must be a number from 0 to 50, got Tensor": lambda x, i: info_nce(x, x, hardness=x),
     "weights must have shape [4], got [3]": lambda x, i: nt_xent(x, x, weights=x[:3, 0]),
     "weights must be a floating-point tensor, got dtype torch.int64": lambda x, i: sup_con(x, i, weights=i),
     "tau must be a positive number, got a tensor of -0.5": lambda x, i: nt_xent(

@@ -15,6 +15,7 @@ from taufree.reduction import REDUCTIONS
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+MAX_HARDNESS = 50  # beyond it the factors of one anchor leave float32's range
 
 
 def check_options(link: LinkLike, reduction: str, backend: str, *, kept: bool = True) -> Link:
@@ -77,6 +78,16 @@ def check_weights(x: Tensor | None, like: Tensor) -> None:
         check_float("weights", x, like=("the embeddings", like))
         if x.shape != like.shape[:1]:
             raise ValueError(f"weights must have shape [{like.shape[0]}], got {list(x.shape)}.")
+
+
+def check_hardness(hardness: float) -> float:
+    """The hardness, if it is one; 0 for one that changes nothing."""
+    if isinstance(hardness, bool) or not isinstance(hardness, (int, float)):
+        got = type(hardness).__name__
+        raise TypeError(f"hardness must be a number from 0 to {MAX_HARDNESS}, got {got}.")
+    if not 0 <= hardness <= MAX_HARDNESS:
+        raise ValueError(f"hardness must be a number from 0 to {MAX_HARDNESS}, got {hardness}.")
+    return float(hardness) if hardness > 1e-30 else 0.0
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:

@@ -39,6 +39,8 @@ class Contrast:
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
         queue_ids: [M], those of the queue; a row with the anchor's id is left out.
+        hardness: a negative's weight is multiplied by exp(hardness * c), which gets no gradient,
+        offsets: and divided by exp(offset): [1, N], or [2, N] with those of the keys if ``symmetric``.
     """
 
     anchors: Tensor
@@ -54,6 +56,8 @@ class Contrast:
     positives: Tensor | None = None
     decoupled: bool = False
     queue_ids: Tensor | None = None
+    hardness: float = 0.0
+    offsets: Tensor | None = None
 
     @property
     def n(self) -> int:

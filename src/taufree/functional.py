@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,19 +11,20 @@ from taufree import distributed
 from taufree.backends import IMPLEMENTATIONS, choose
 from taufree.backends.autograd import NotTransformableError
 from taufree.backends.measure import ContrastMeasure
-from taufree.backends.numerics import no_autocast
+from taufree.backends.numerics import chords, no_autocast, normalize
 from taufree.backends.sharded import step as sharded
 from taufree.checks import (
     check_alike,
     check_float,
+    check_hardness,
     check_integers,
     check_options,
     check_weights,
     without_temperature,
 )
-from taufree.contrast import Contrast
+from taufree.contrast import Contrast, how_many
 from taufree.distributed import GatherLike
-from taufree.links import LinkLike
+from taufree.links import LinkLike, Temperature
 from taufree.reduction import anchor_weights
 
 
@@ -37,6 +40,8 @@ def info_nce(
     negative_ids: Tensor | None = None,
     link: LinkLike = None,
     decoupled: bool = False,
+    hardness: float = 0.0,
+    scale_hardness: bool = True,
     weights: Tensor | None = None,
     reduction: str = "mean",
     gather_distributed: GatherLike = False,
@@ -63,6 +68,10 @@ def info_nce(
             number is that temperature. The modules take the names "fitted", "calibrated" and "learnable" too.
         decoupled: whether the positive is left out of the denominator (DCL): L_i = log(sum_j exp(l(c_ij))) -
             l(c_ii). A query without negatives has loss 0 then.
+        hardness: beta of hard-negative weighting (Robinson et al.), 0 to 50: the weight exp(l(c)) of a
+            negative is multiplied by exp(beta c), scaled so that a query's factors have the mean 1. They get
+            no gradient. The scaling costs one more pass over the pairs; a measured link measures without it.
+        scale_hardness: False leaves the factors exp(beta c) as they are, as sentence-transformers does.
         weights: [N], what each query's loss is multiplied by (of a pair, both directions); "mean" is the
             weighted mean. They get no gradient.
         reduction: "mean", "sum" or "none" (one value per query; if symmetric the mean of the pair's
@@ -128,9 +137,10 @@ def info_nce(
         ids=ids,
         decoupled=decoupled,
         queue_ids=negative_ids,
+        hardness=check_hardness(hardness),
     )
     check_weights(weights, query)
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
 
 
 @without_temperature
@@ -141,6 +151,8 @@ def nt_xent(
     ids: Tensor | None = None,
     link: LinkLike = None,
     decoupled: bool = False,
+    hardness: float = 0.0,
+    scale_hardness: bool = True,
     weights: Tensor | None = None,
     reduction: str = "mean",
     gather_distributed: GatherLike = False,
@@ -154,8 +166,8 @@ def nt_xent(
         view_a, view_b: two views of the same N samples, [N, D].
         ids: integers, [N]; a candidate of the same id that is not the positive is left out.
         weights: [N], one for both views of a sample.
-        link, decoupled, reduction, gather_distributed, backend: see ``info_nce``; "none" gives [2N], view_a's
-            anchors first.
+        link, decoupled, hardness, scale_hardness, reduction, gather_distributed, backend: see ``info_nce``;
+            "none" gives [2N], view_a's anchors first.
 
     Examples:
         >>> a, b = torch.eye(4)[:2], torch.eye(4)[:2] + 0.5
@@ -172,10 +184,11 @@ def nt_xent(
         shift=view_a.shape[0],
         ids=None if ids is None else torch.cat([ids, ids]),
         decoupled=decoupled,
+        hardness=check_hardness(hardness),
     )
     check_weights(weights, view_a)
     weights = None if weights is None else torch.cat([weights, weights])
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
 
 
 @without_temperature
@@ -187,6 +200,8 @@ def sup_con(
     *,
     link: LinkLike = None,
     decoupled: bool = False,
+    hardness: float = 0.0,
+    scale_hardness: bool = True,
     weights: Tensor | None = None,
     reduction: str = "mean",
     gather_distributed: GatherLike = False,
@@ -210,8 +225,8 @@ def sup_con(
         key_labels: integers, [M], the keys' labels.
         weights: [N], see ``info_nce``; of a sample, for all its views.
         reduction: "none" gives [N], or [N, V] for several views.
-        link, decoupled, gather_distributed, backend: see ``info_nce``. Without labels the samples of other
-            ranks have labels of their own too.
+        link, decoupled, hardness, scale_hardness, gather_distributed, backend: see ``info_nce``. Without
+            labels the samples of other ranks have labels of their own too.
 
     Examples:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
@@ -246,8 +261,15 @@ def sup_con(
         embeddings, labels = embeddings.flatten(0, 1), labels.repeat_interleave(views)
         weights = None if weights is None else weights.repeat_interleave(views)
     check_alike(embeddings=embeddings)
-    contrast = Contrast(embeddings, keys, labels=labels, key_labels=key_labels, decoupled=decoupled)
-    found = _loss(contrast, link, weights, reduction, gather_distributed, backend)
+    contrast = Contrast(
+        embeddings,
+        keys,
+        labels=labels,
+        key_labels=key_labels,
+        decoupled=decoupled,
+        hardness=check_hardness(hardness),
+    )
+    found = _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
     return found if views is None or reduction != "none" else found.reshape(-1, views)
 
 
@@ -264,12 +286,16 @@ def _loss(
     reduction: str,
     gather_distributed: GatherLike,
     backend: str,
+    scale_hardness: bool = True,
 ) -> Tensor:
     """``given`` are the user's weights [N] of the anchors."""
     link = check_options(link, reduction, backend, kept=False)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
     distributed.check_gather(gather_distributed)
+    if contrast.hardness and scale_hardness:
+        with torch.no_grad():
+            contrast = replace(contrast, offsets=_mean_factors(contrast, gather_distributed, backend))
     if distributed.active(gather_distributed):
         found = sharded.loss(contrast, link, given, reduction, gather_distributed, backend)
     else:
@@ -284,3 +310,47 @@ def _loss(
                 raise
             found = IMPLEMENTATIONS["reference"](contrast, link, weights)
     return found * given.detach().to(found) if reduction == "none" and given is not None else found
+
+
+def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tensor:
+    """[1, N], or [2, N] for both directions: the logarithm of the mean of exp(hardness c) over the negatives.
+
+    The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus hardness times the
+    positive's cosine.
+    """
+    scale, anchors = contrast.hardness, contrast.anchors.detach()
+    one = replace(contrast, hardness=0.0, decoupled=True, symmetric=False)
+    if contrast.labels is not None:  # each anchor its own positive, and those of its label left out by id
+        one = Contrast(anchors, anchors, ids=contrast.labels, decoupled=True)
+        if contrast.keys is not None:
+            one = replace(one, in_batch=False, queue=contrast.keys, queue_ids=contrast.key_labels)
+    directions = [one]
+    if contrast.symmetric and one.keys is not None:
+        alone = replace(one, queue=None, queue_ids=None, own_negatives=None)
+        directions.append(replace(alone, anchors=one.keys, keys=anchors))
+    found = []
+    for one in directions:
+        loss = _loss(one, Temperature(1 / scale), None, "none", gather, backend)
+        key = one.anchors.roll(-one.shift, 0) if one.keys is None else one.keys
+        cosine, _, _ = chords(*normalize(one.anchors), *normalize(key))
+        count = _negative_count(one, gather).to(cosine.dtype)
+        found.append((loss + scale * cosine - count.clamp(min=1).log()).where(count > 0, 0))
+    return torch.stack(found).detach()
+
+
+def _negative_count(contrast: Contrast, gather: GatherLike) -> Tensor:
+    """[N]: how many negatives each anchor of a contrast without labels has, of all ranks."""
+    anchors, ids = contrast.anchors, contrast.ids
+    count = torch.zeros(contrast.n, dtype=torch.long, device=anchors.device)
+    if contrast.in_batch:
+        every = distributed.all_rows(count if ids is None else ids.long(), gather)
+        not_counted = 2 if contrast.keys is None else 1  # the positive, and the anchor itself
+        count = count + len(every) - (not_counted if ids is None else how_many(ids, every))
+    if contrast.queue is not None:
+        queue_ids = contrast.queue_ids
+        blank = torch.zeros(len(contrast.queue), dtype=torch.long, device=anchors.device)
+        every = distributed.all_rows(blank if queue_ids is None else queue_ids.long(), gather)
+        count = count + len(every)
+        if ids is not None and queue_ids is not None:
+            count = count - how_many(ids, every)
+    return count if contrast.own_negatives is None else count + contrast.own_negatives.shape[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from taufree.checks import check_options, without_temperature
+from taufree.checks import check_hardness, check_options, without_temperature
 from taufree.distributed import Gathering, GatherLike
 from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.links import LinkLike
@@ -21,6 +21,8 @@ class _Loss(Gathering):
         *,
         link: LinkLike = None,
         decoupled: bool = False,
+        hardness: float = 0.0,
+        scale_hardness: bool = True,
         reduction: str = "mean",
         gather_distributed: GatherLike = False,
         backend: str = "auto",
@@ -28,6 +30,8 @@ class _Loss(Gathering):
         super().__init__(gather_distributed)
         self.link = check_options(link, reduction, backend)
         self.decoupled = decoupled
+        self.hardness = check_hardness(hardness)
+        self.scale_hardness = scale_hardness
         self.reduction = reduction
         self.backend = backend
 
@@ -35,15 +39,19 @@ class _Loss(Gathering):
         return {
             "link": self.link,
             "decoupled": self.decoupled,
+            "hardness": self.hardness,
+            "scale_hardness": self.scale_hardness,
             "reduction": self.reduction,
             "gather_distributed": self.gather_distributed,
             "backend": self.backend,
         }
 
     def extra_repr(self) -> str:
-        decoupled = "decoupled=True, " if self.decoupled else ""
+        options = "decoupled=True, " if self.decoupled else ""
+        if self.hardness:
+            options += f"hardness={self.hardness}, scale_hardness={self.scale_hardness}, "
         gathers = f", {gathers}" if (gathers := super().extra_repr()) else ""
-        return f"{decoupled}reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
+        return f"{options}reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
 
 
 class InfoNCE(_Loss):
@@ -69,6 +77,8 @@ class InfoNCE(_Loss):
         in_batch: bool | None = None,
         link: LinkLike = None,
         decoupled: bool = False,
+        hardness: float = 0.0,
+        scale_hardness: bool = True,
         reduction: str = "mean",
         gather_distributed: GatherLike = False,
         backend: str = "auto",
@@ -76,6 +86,8 @@ class InfoNCE(_Loss):
         super().__init__(
             link=link,
             decoupled=decoupled,
+            hardness=hardness,
+            scale_hardness=scale_hardness,
             reduction=reduction,
             gather_distributed=gather_distributed,
             backend=backend,

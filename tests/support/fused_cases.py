@@ -28,6 +28,7 @@ CONTRASTS = (
     "one-way", "symmetric", "queue", "queue ids", "all", "own", "views", "labels", "few labels", "keys"
 )  # fmt: skip
 DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels", "decoupled keys")
+HARD = ("hard all", "hard own", "hard labels")
 
 
 def make(name, n, d, dtype, device="cpu"):
@@ -44,6 +45,7 @@ def make(name, n, d, dtype, device="cpu"):
     twin[5] = a[4]  # a negative that agrees
     ids = torch.randint(0, n // 2, (n,), generator=generator).to(device)
     key_labels = torch.randint(0, 4, (n + 5,), generator=generator).to(device)
+    offsets = torch.randn(2, n, generator=generator).to(device)
     return {
         "one-way": ([a, b], lambda a, b: Contrast(a, b)),
         "symmetric": ([a, b], lambda a, b: Contrast(a, b, symmetric=True, ids=ids)),
@@ -61,6 +63,15 @@ def make(name, n, d, dtype, device="cpu"):
         "decoupled keys": (
             [a, rows(n - 3, d)],
             lambda a, k: Contrast(a, k, labels=ids % 3, key_labels=key_labels[: n - 3], decoupled=True),
+        ),
+        "hard all": (
+            [a, b, queue],
+            lambda a, b, q: Contrast(a, b, symmetric=True, queue=q, hardness=2.0, offsets=offsets),
+        ),
+        "hard own": ([a, b, own], lambda a, b, o: Contrast(a, b, own_negatives=o, hardness=2.0)),
+        "hard labels": (
+            [a],
+            lambda a: Contrast(a, labels=ids % 3, hardness=2.0, offsets=offsets[:1], decoupled=False),
         ),
         "decoupled all": (
             [a, b, queue],

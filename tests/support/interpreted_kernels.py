@@ -11,7 +11,7 @@ import torch
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, info_nce, nt_xent
 from taufree.backends import fused, reference
 from taufree.contrast import Contrast
-from tests.support.fused_cases import CONTRASTS, DECOUPLED, LINKS, errors, make
+from tests.support.fused_cases import CONTRASTS, DECOUPLED, HARD, LINKS, errors, make
 
 N, D = 18, 20  # of the interpreter, whose time goes by rows and tiles: two tiles of rows, three of both views
 CASES = {
@@ -24,7 +24,7 @@ CASES = {
 } | {
     f"{link}, {name}, float32": (name, link, torch.float32)
     for link in ("odds", "gain", "tau", "learned")
-    for name in DECOUPLED
+    for name in (*DECOUPLED, *HARD)
 }
 WEIGHTS = {"queue": None, "one-way": 0.25, "views": 0.125, "few labels": 0.5}
 

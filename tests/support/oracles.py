@@ -109,6 +109,14 @@ class Truth:
     pulls: float
 
 
+def hard_factors(case: Case, cosines: torch.Tensor) -> torch.Tensor:
+    """The logarithms of what the negatives' weights are multiplied by for their hardness."""
+    found = case.options.get("hardness", 0.0) * cosines
+    if case.options.get("scale_hardness", True) and len(found):
+        found = found - (found.exp().mean()).log()
+    return found
+
+
 def float64(case: Case, link: taufree.Link) -> Truth:
     """By plain autograd in float64."""
     rows = case.rows().requires_grad_()
@@ -116,7 +124,8 @@ def float64(case: Case, link: taufree.Link) -> Truth:
     for i, positives, negatives, weight in case.anchors():
         keys = positives + negatives
         cosine = torch.nn.functional.cosine_similarity(rows[i : i + 1], rows[keys], eps=0)
-        logits = link(cosine)
+        factors = hard_factors(case, cosine.detach()[len(positives) :])
+        logits = link(cosine) + torch.cat([torch.zeros(len(positives)), factors])
         share = logits.detach().softmax(0) + torch.tensor(
             [len(positives) > 1] * len(positives) + [False] * len(negatives)
         )
@@ -158,6 +167,10 @@ def digits50(case: Case, link: taufree.Link) -> Truth:
             keys, p = positives + negatives, len(positives)
             cosines = [mpmath.fsum(a * b for a, b in zip(units[i], units[j], strict=True)) for j in keys]
             logits, slopes = zip(*(_mp_link(link, c) for c in cosines), strict=True)
+            factors = [mpmath.exp(case.options.get("hardness", 0.0) * c) for c in cosines[p:]]
+            if case.options.get("scale_hardness", True) and factors:
+                factors = [x * len(factors) / mpmath.fsum(factors) for x in factors]
+            logits = [*logits[:p], *(x + mpmath.log(y) for x, y in zip(logits[p:], factors, strict=True))]
             coupled = not case.options.get("decoupled")
             if not coupled and not negatives:
                 continue

@@ -33,21 +33,26 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
 
     negatives, in_batch = [], None
     if contrast.in_batch:
-        in_batch = masked_logits(link, *similarity(*u, *v), left_out)
+        in_batch = masked_logits(link, *similarity(*u, *v), left_out, contrast.hardness)
         negatives.append(in_batch)
     if contrast.queue is not None:
         same_id = None
         if contrast.ids is not None and contrast.queue_ids is not None:
             same_id = contrast.ids[:, None] == contrast.queue_ids
-        negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), same_id))
+        every = similarity(*u, *normalize(contrast.queue))
+        negatives.append(masked_logits(link, *every, same_id, contrast.hardness))
     if contrast.own_negatives is not None:
-        own = normalize(contrast.own_negatives)
-        negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
+        own = chords(u[0][:, None], u[1][:, None], *normalize(contrast.own_negatives))
+        negatives.append(link.logit(*own) + contrast.hardness * own[0].detach())
     logits = torch.cat(negatives, dim=1)
+    if contrast.offsets is not None:
+        logits = logits - contrast.offsets[0][:, None]
 
     of = _decoupled if contrast.decoupled else _cross_entropy
     if contrast.labels is not None:
         same, count = contrast.same_label(every_row, every_key), contrast.positive_count()
+        if contrast.hardness:  # which is of negatives alone
+            logits = torch.where(same, masked_logits(link, *similarity(*u, *v), left_out), logits)
         if not contrast.decoupled:
             return by_label(logits, same, count)
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)
@@ -55,17 +60,26 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
     losses = of(positive, logits)
     if contrast.symmetric and in_batch is not None:
-        losses = (losses + of(positive, in_batch.T)) / 2
+        across = in_batch.T if contrast.offsets is None else in_batch.T - contrast.offsets[1][:, None]
+        losses = (losses + of(positive, across)) / 2
     return losses
 
 
-def masked_logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:
-    """Logits of a matrix of similarities; a pair that is left out leaves before the link (its cosine
-    reads 0), or an infinite slope at c = 1 times the zero of the mask would be NaN."""
-    if left_out is None:
-        return link.logit((rise - gap) / 2, gap, rise)
-    gap, rise = gap.masked_fill(left_out, 1), rise.masked_fill(left_out, 1)
-    return link.logit((rise - gap) / 2, gap, rise).masked_fill(left_out, -torch.inf)
+def masked_logits(
+    link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None, hardness: float = 0.0
+) -> Tensor:
+    """Logits of a matrix of similarities, with ``hardness`` times the cosine, without gradient, added.
+
+    A pair that is left out leaves before the link (its cosine reads 0), or an infinite slope at c = 1 times
+    the zero of the mask would be NaN.
+    """
+    if left_out is not None:
+        gap, rise = gap.masked_fill(left_out, 1), rise.masked_fill(left_out, 1)
+    cosine = (rise - gap) / 2
+    logits = link.logit(cosine, gap, rise)
+    if hardness:
+        logits = logits + hardness * cosine.detach()
+    return logits if left_out is None else logits.masked_fill(left_out, -torch.inf)
 
 
 def _cross_entropy(positive: Tensor, negatives: Tensor) -> Tensor:

@@ -77,6 +77,8 @@ CASES = {
     "keys": lambda a, b: Contrast(
         a, b[:24], labels=torch.arange(len(a)) // 2, key_labels=torch.arange(24) // 2
     ),
+    "hard": lambda a, b: Contrast(a, b, symmetric=True, hardness=2.0, offsets=torch.zeros(2, len(a))),
+    "hard labels": lambda a, b: Contrast(a, labels=torch.arange(len(a)) // 2, hardness=2.0),
     "decoupled": lambda a, b: Contrast(a, b, symmetric=True, decoupled=True),
 }
 LINKS = {
@@ -100,6 +102,8 @@ LINKS = {
         ("decoupled", "learned", torch.float32),
         ("labels", "learned", torch.float32),
         ("keys", "odds", torch.bfloat16),
+        ("hard", "odds", torch.bfloat16),
+        ("hard labels", "learned", torch.float32),
         ("keys", "learned", torch.float32),
     ],
     ids=str,

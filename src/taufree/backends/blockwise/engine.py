@@ -197,7 +197,7 @@ class BlockwiseEngine:
         self.own = None if own is None else UnitRows(own, self.dtype, wanted[3], tiled=False)
         self.params = params
         self.param_grads = self._no_param_grads()
-        self.kind = tile_kind(link)
+        self.kind = SoftmaxTile if contrast.hardness else tile_kind(link)
 
     @torch.no_grad()
     def run(self, weights: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
@@ -217,8 +217,12 @@ class BlockwiseEngine:
             weights = None if weights is None else weights / 2
             cols = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled)
         rows = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled)
+        if self.contrast.offsets is not None:
+            for direction, offset in zip((rows, cols), self.contrast.offsets, strict=False):
+                if direction is not None:
+                    direction.offset = offset.to(self.wide)
         for part, similarity, *_ in self._own_negatives():
-            rows.negatives[part] = self.kind.merge(rows.negatives[part], self.link.logit(*similarity))
+            rows.negatives[part] = self.kind.merge(rows.negatives[part], self._negative_logit(similarity))
         return positive, rows, cols
 
     def _gradients(
@@ -236,7 +240,7 @@ class BlockwiseEngine:
                 self.u.add_gradient(part, apart, a[part], sign[part] * a[part])
                 self.v.add_gradient(key, apart, -sign[part] * a[part], sign[part] * a[part])
         for part, similarity, u, v in self._own_negatives():
-            share = (self.link.logit(*similarity) - rows.side.log_z[part, None]).exp()
+            share = (self._negative_logit(similarity) - rows.side.log_z[part, None]).exp()
             a = self._coefficients(similarity, rows.side.grad[part, None] * share)[..., None]
             sign = similarity[0].sign()[..., None]
             if self.u.grad is not None:
@@ -245,6 +249,10 @@ class BlockwiseEngine:
                 self.own.grad[part] = (u - sign * self.own.full[part] * v).mul_(a)
         inputs = (self.u, None if self.contrast.keys is None else self.v, self.queue, self.own)
         return [None if x is None else x.finish() for x in inputs] + self.param_grads
+
+    def _negative_logit(self, similarity: Similarity) -> Tensor:
+        logit, hardness = self.link.logit(*similarity), self.contrast.hardness
+        return logit + hardness * similarity[0] if hardness else logit
 
     def _coefficients(self, similarity: Similarity, outer: Tensor) -> Tensor:
         """dL/dc from dL/dlogit; adds to the gradients of the link's parameters."""
@@ -377,7 +385,14 @@ class BlockwiseEngine:
             gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
-        return self.kind(self.link, gap, rise, left_out, same, bool(self.params))
+        harder = None
+        if self.contrast.hardness:
+            harder = (1 - gap if rise is None else (rise - gap) / 2).mul_(self.contrast.hardness)
+            harder = harder if same is None else harder.masked_fill_(same, 0)
+        tile = self.kind(self.link, gap, rise, left_out, same, bool(self.params))
+        if harder is not None and isinstance(tile, SoftmaxTile):
+            tile.logit += harder
+        return tile
 
     def _tile_gradient(self, place: Place, tile: Tile, sides: list[Side]) -> None:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block

@@ -19,13 +19,12 @@ from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
 
-_INTEGERS = ("ids", "labels", "key_labels", "positives", "queue_ids")  # of a contrast
-_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", *_INTEGERS)
+_FIXED = ("ids", "labels", "key_labels", "positives", "queue_ids", "offsets")  # of a contrast, no gradient
+_TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", *_FIXED)
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
-    "Tensor? labels, Tensor? key_labels, Tensor? positives, Tensor? queue_ids, SymInt shift, bool in_batch, "
-    "bool symmetric, "
-    "bool decoupled, str kind, float resolution"
+    "Tensor? labels, Tensor? key_labels, Tensor? positives, Tensor? queue_ids, Tensor? offsets, "
+    "SymInt shift, bool in_batch, bool symmetric, float hardness, bool decoupled, str kind, float resolution"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
 
@@ -48,9 +47,11 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         contrast.key_labels,
         contrast.positives,
         contrast.queue_ids,
+        contrast.offsets,
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
+        contrast.hardness,
         contrast.decoupled,
         kind,
         formula.resolution,
@@ -61,7 +62,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | None, ...], list[Tensor]]:
     """The contrast, the link, what may get a gradient, and what the link is differentiated by."""
     anchors, keys, queue, own, scale, *rest = arguments
-    shift, in_batch, symmetric, decoupled, kind, delta = rest[len(_INTEGERS) :]
+    shift, in_batch, symmetric, hardness, decoupled, kind, delta = rest[len(_FIXED) :]
     contrast = Contrast(
         anchors,
         keys,
@@ -71,7 +72,8 @@ def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | N
         queue,
         own,
         decoupled=decoupled,
-        **dict(zip(_INTEGERS, rest, strict=False)),
+        hardness=hardness,
+        **dict(zip(_FIXED, rest, strict=False)),
     )
     inputs = (anchors, keys, queue, own)
     if kind == ODDS:

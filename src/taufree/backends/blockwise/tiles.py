@@ -264,8 +264,12 @@ class SoftmaxTile:
 class Direction:
     """One direction's sums while they grow, then its losses and its side; all in ``dtype``, [N].
 
-    ``positive`` holds the positives' logits, or None when they are found by label in the tiles.
+    ``positive`` holds the positives' logits, or None when they are found by label in the tiles. ``offset`` is
+    what the negatives' logits are lowered by, see :class:`Contrast`: once the sums are complete, and in the
+    side by a larger ``log_z``, which ``keep`` takes back for the labelled positives.
     """
+
+    offset: Tensor | None = None
 
     def __init__(
         self,
@@ -300,6 +304,14 @@ class Direction:
         log S - (mean logit of the positives).
         """
         count, log_s = self.count[part], self.kind.log(self.negatives[part])
+        offset = None if self.offset is None else self.offset[part]
+        log_s = log_s if offset is None else log_s - offset
+        self._close(part, count, log_s)
+        if offset is not None:
+            self.side.log_z[part] += offset
+            self.side.keep[part] *= offset.exp()
+
+    def _close(self, part: slice, count: Tensor, log_s: Tensor) -> None:
         if self.decoupled:
             target = self.logits[part] / count if self.positive is None else self.positive[part]
             some = (count > 0) & (log_s != -torch.inf)

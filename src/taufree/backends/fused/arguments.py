@@ -18,11 +18,13 @@ MAX_EXP_SCALE = 40.0  # the largest scale at which exp(scale * (c - 1)) stays in
 
 
 class KernelLink(NamedTuple):
-    """A link as the kernels see it: its kind, its gain or inverse temperature [1], its resolution."""
+    """A link as the kernels see it: its kind, its gain or inverse temperature [1], its resolution, and what a
+    negative's cosine is multiplied by and added to its logit."""
 
     kind: int
     scale: Tensor
     resolution: float
+    hardness: float = 0.0
 
     @property
     def plain(self) -> bool:
@@ -46,6 +48,7 @@ class Arguments(NamedTuple):
         key_groups: [M], the keys' labels, if they are not the anchors'.
         positive_count: [N], how many positives each anchor has by its label.
         queue_ids: [M], those of the queue.
+        offsets: [1, N] or [2, N], what the negatives' logits are lowered by.
         weight: what each loss is multiplied by.
     """
 
@@ -58,6 +61,7 @@ class Arguments(NamedTuple):
     key_groups: Tensor | None
     positive_count: Tensor | None
     queue_ids: Tensor | None
+    offsets: Tensor | None
     shift: int
     in_batch: bool
     symmetric: bool
@@ -65,13 +69,14 @@ class Arguments(NamedTuple):
     kind: int
     resolution: float
     weight: float
+    hardness: float = 0.0
 
     @property
     def link(self) -> KernelLink:
-        return KernelLink(self.kind, self.scale, self.resolution)
+        return KernelLink(self.kind, self.scale, self.resolution, self.hardness)
 
 
-TENSOR_COUNT = 9  # the first fields of Arguments are tensors, or None
+TENSOR_COUNT = 10  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -110,9 +115,9 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
     labelled = contrast.labels is not None
     if formula.kind == "log-odds":
         # Do not test whether a tensor is 1: reading a CUDA scalar waits for the device.
-        kind = ODDS if not isinstance(scale, Tensor) and scale == 1 else POWER
+        kind = ODDS if not isinstance(scale, Tensor) and scale == 1 and not contrast.hardness else POWER
     else:
-        gentle = not isinstance(scale, Tensor) and 0 <= scale <= MAX_EXP_SCALE
+        gentle = not isinstance(scale, Tensor) and 0 <= scale <= MAX_EXP_SCALE and not contrast.hardness
         kind = EXP if gentle and not labelled and contrast.own_negatives is None else SCALE
     if isinstance(scale, Tensor):
         scale = scale.to(device, torch.float32).reshape(1)
@@ -131,6 +136,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         None if contrast.key_labels is None else contrast.key_labels.contiguous(),
         contrast.positive_count().double() if labelled else None,
         None if contrast.queue_ids is None else contrast.queue_ids.contiguous(),
+        None if contrast.offsets is None else contrast.offsets.double(),
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
@@ -138,6 +144,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         kind,
         formula.resolution,
         weight,
+        contrast.hardness,
     )
 
 
@@ -147,5 +154,6 @@ def _own_sums(contrast: Contrast, link: Link, kind: int) -> Tensor | None:
     if own is None or not own.numel():
         return None
     u, u_deficit = normalize(contrast.anchors)
-    logits = link.logit(*chords(u[:, None], u_deficit[:, None], *normalize(own)))
+    similarity = chords(u[:, None], u_deficit[:, None], *normalize(own))
+    logits = link.logit(*similarity) + contrast.hardness * similarity[0].detach()
     return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1)

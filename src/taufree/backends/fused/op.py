@@ -24,8 +24,8 @@ _R = TypeVar("_R")
 
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_sums, Tensor scale, Tensor? groups, "
-    "Tensor? key_groups, Tensor? positive_count, Tensor? queue_ids, SymInt shift, bool in_batch, "
-    "bool symmetric, bool decoupled, int kind, float resolution, float weight"
+    "Tensor? key_groups, Tensor? positive_count, Tensor? queue_ids, Tensor? offsets, SymInt shift, "
+    "bool in_batch, bool symmetric, bool decoupled, int kind, float resolution, float weight, float hardness"
 )
 _SAVED = ", ".join(f"Tensor {name}" for name in Saved._fields)
 

@@ -84,18 +84,28 @@ class FusedStep:
 
     def close(self) -> Tensor:
         """The weighted losses [N], once the sums are complete."""
-        arguments, link = self.arguments, self.link
+        arguments, link, offsets = self.arguments, self.link, self.arguments.offsets
         if arguments.positive_count is not None:
+            sums = self.row_sums
+            if offsets is not None:
+                sums = torch.cat([sums[:1] - offsets, sums[1:]])
             loss, self.normalisers, self.positive = close_labelled(
-                self.row_sums, arguments.positive_count, link, arguments.decoupled
+                sums, arguments.positive_count, link, arguments.decoupled
             )
             loss *= arguments.weight
+            if offsets is not None:  # a larger normaliser lowers the negatives, and keep takes it back
+                self.normalisers += offsets
+                self.positive[0] *= offsets[0].exp()
             return loss
         rows, own = self.row_sums, arguments.own_sums
         if own is not None:
             rows = rows + own if link.kind == ODDS else torch.logaddexp(rows.to(own.dtype), own)
         cols = self.col_sums if arguments.symmetric else None
+        if offsets is not None:
+            rows, cols = rows - offsets[0], None if cols is None else cols - offsets[1]
         loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight, arguments.decoupled)
+        if offsets is not None:
+            self.normalisers += offsets
         return loss
 
     def saved(self) -> Saved:

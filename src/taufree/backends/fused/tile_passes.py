@@ -89,7 +89,7 @@ class PairBlock(NamedTuple):
         return {
             "LINK": link.kind, "COLS": self.both_ways or self.alone, "SELF": self.alone,
             "POSITIVES": self.positives, "IDS": self.groups is not None and not self.labels,
-            "LABELS": self.labels, "PAD": self.u.pad, "SPLIT": mode.split,
+            "LABELS": self.labels, "HARD": link.hardness != 0, "PAD": self.u.pad, "SPLIT": mode.split,
             "BM": config.bm, "BN": config.bn, "BK": config.bk, "GROUP": 8, "num_warps": config.warps,
             "num_stages": config.stages, **({"maxnreg": config.registers} if config.registers else {}),
         }  # fmt: skip
@@ -119,7 +119,8 @@ def add_sums(block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols:
                 logits.zero_()
         start(
             tile_kernels.tile_sums, row_tiles * col_tiles, *block.tiles(config, link), along, across,
-            u.n, v.n, first, row_tiles, col_tiles, block.shift, link.resolution, ATOMIC=atomic, **options,
+            u.n, v.n, first, row_tiles, col_tiles, block.shift, link.resolution, link.hardness,
+            ATOMIC=atomic, **options,
         )  # fmt: skip
         if not atomic:
             for total, found in [(rows, along)] + ([(seen, across)] if options["COLS"] else []):
@@ -158,6 +159,7 @@ def add_gradients(
             start(
                 tile_kernels.tile_coefficients, row_tiles * col_tiles, *begin, *upstream.arguments(), *sides,
                 out, parts, u.n, v.n, top, left, row_tiles, col_tiles, block.shift, link.resolution,
+                link.hardness,
                 LEARN=learned is not None, **options,
             )  # fmt: skip
             if learned is not None:

@@ -49,6 +49,7 @@ def loss(
         labels=gathered(contrast.labels),
         key_labels=gathered(contrast.key_labels, key_sizes),
         queue_ids=gathered(contrast.queue_ids, queues),
+        offsets=None if contrast.offsets is None else _offsets(contrast.offsets, ranks, sizes)[:, order],
     )
     losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
     positives = None if whole.labels is None else whole.positive_count()
@@ -59,6 +60,10 @@ def loss(
     else:
         losses = (losses * weights).sum()
     return losses.to(result_dtype(*contrast.inputs))
+
+
+def _offsets(own: Tensor, ranks: Ranks, sizes: Sequence[int]) -> Tensor:
+    return ranks.gather(own.T, sizes, "the offsets of all ranks").wait().T
 
 
 class _GatherRows(torch.autograd.Function):

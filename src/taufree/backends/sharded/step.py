@@ -305,6 +305,7 @@ def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: s
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
     text += "" if contrast.queue_ids is None else ", with negative_ids"
     text += ", decoupled" if contrast.decoupled else ""
+    text += f", hardness={contrast.hardness}" if contrast.hardness else ""
     text += "" if given is None else ", with weights"
     mode = " that measures" if link.measures else ""  # which exchanges sums
     return f"{text}, reduction={reduction!r}, backend={backend!r}, link={_describe_link(link)}{mode}"

@@ -144,16 +144,16 @@ def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
 
 @triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
 def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, N, M, first_col,
-              row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr,
-              POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr, PAD: tl.constexpr,
-              SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-              BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+              row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr, COLS: tl.constexpr,
+              SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr,
+              PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, HARD: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
     logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, width], of the
     ``width`` columns from first_col on. With LABELS the first dimension is 3: the negatives' weights, the
-    positives', and the positives' logits.
+    positives', and the positives' logits. With HARD the negatives' logits have hardness * c added.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = ti * BM, first_col + tj * BN
@@ -175,6 +175,8 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
             amount = tl.where(counted, logit, float("-inf"))
             none = float("-inf")
         negatives, positives = tl.where(same, none, amount), tl.where(same, amount, none)
+        if HARD:
+            negatives += hardness * c
         logit = tl.where(same, logit, 0.0)
         _put(rows_out, tj, col_tiles, N, 0, i, _sum(negatives, 1, LINK), ATOMIC)
         _put(rows_out, tj, col_tiles, N, 1, i, _sum(positives, 1, LINK), ATOMIC)
@@ -204,6 +206,8 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
             _put(cols_out, ti, row_tiles, width, 0, k, across, ATOMIC)
     else:
         logit = logit_of(c, gap, rise, tl.load(scale), LINK)
+        if HARD:
+            logit += hardness * c
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
@@ -214,10 +218,10 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
 @triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
 def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstream, step, weight, far_upstream,
                       rows_z, cols_z, labelled, far_labelled, out, learned, N, M, first_row, first_col,
-                      row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr,
+                      row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr, COLS: tl.constexpr,
                       SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, LEARN: tl.constexpr,
-                      PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr,
-                      BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+                      PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, HARD: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """dL/d(u'.v') of the negatives of a chunk, both directions together, to out [rows, columns].
 
     dL/dL_i is upstream[i * step] * weight, that of the column j far_upstream[j * step] * weight.
@@ -265,6 +269,11 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
     else:
         s = tl.load(scale)
         logit = logit_of(c, gap, rise, s, LINK)
+        if HARD:
+            harder = hardness * c
+            if LABELS:
+                harder = tl.where(same, 0.0, harder)
+            logit += harder
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         a = near[:, None] * tl.exp(logit - near_z[:, None])
