@@ -9,7 +9,7 @@ from taufree import distributed
 from taufree.backends import IMPLEMENTATIONS, choose
 from taufree.backends.autograd import NotTransformableError
 from taufree.backends.measure import ContrastMeasure
-from taufree.backends.numerics import no_autocast
+from taufree.backends.numerics import chords, no_autocast, normalize
 from taufree.backends.sharded import step as sharded
 from taufree.checks import (
     check_alike,
@@ -21,7 +21,7 @@ from taufree.checks import (
 )
 from taufree.contrast import Contrast
 from taufree.distributed import GatherLike
-from taufree.links import LinkLike
+from taufree.links import Link, LinkLike
 from taufree.reduction import anchor_weights
 
 
@@ -219,6 +219,11 @@ def sup_con(
     check_weights(weights, embeddings)
     contrast = Contrast(embeddings, labels=labels, decoupled=decoupled)
     return _loss(contrast, link, weights, reduction, gather_distributed, backend)
+
+
+def paired_logits(a: Tensor, b: Tensor, link: Link) -> Tensor:
+    """The logits [N] of row i of a with row i of b, exact; a link that measures stays as it is."""
+    return link.logit(*chords(*normalize(a), *normalize(b)))
 
 
 def _loss(
