@@ -106,11 +106,11 @@ def from_first(text: str = "") -> str:
 _text_number = itertools.count()
 
 
-def all_rows(x: Tensor, gather: GatherLike = True) -> Tensor:
+def all_rows(x: Tensor) -> Tensor:
     """The rows x [n, ...] of all ranks, [N, ...], without a gradient; own ones where there is but one."""
-    if not active(gather):
+    if not active():
         return x.detach()
-    ranks = Ranks(x.device, gather)
+    ranks = Ranks(x.device)
     count = torch.tensor([len(x)], device=x.device)
     sizes = ranks.gather(count, [1] * ranks.world, "the batch sizes").wait().tolist()
     return ranks.gather(x.detach(), sizes, "the rows of all ranks").wait()
