@@ -20,6 +20,7 @@ PUBLIC = {
     "Link",
     "LogOdds",
     "NTXent",
+    "NegativeQueue",
     "SupCon",
     "Temperature",
     "info_nce",

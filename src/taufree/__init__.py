@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Temperature,
     )
     from taufree.losses import InfoNCE, NTXent, SupCon
+    from taufree.queue import NegativeQueue
 
 __all__ = [
     "CalibratedLogOdds",
@@ -30,6 +31,7 @@ __all__ = [
     "Link",
     "LogOdds",
     "NTXent",
+    "NegativeQueue",
     "SupCon",
     "Temperature",
     "info_nce",
@@ -38,7 +40,7 @@ __all__ = [
     "temperature_free",
 ]
 
-_HOMES = ("links", "functional", "losses", "convert")
+_HOMES = ("links", "functional", "losses", "queue", "convert")
 """The modules of the public names."""
 _MODULES = (*_HOMES, "backends", "checks", "contrast", "distributed", "dtypes", "reduction")
 """What ``import taufree`` is known to bring: ``taufree.functional`` needs no import of its own."""

@@ -10,7 +10,6 @@ Rows of all ranks are numbered rank by rank. The rows of the other ranks come in
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -50,27 +49,40 @@ def active(gather: GatherLike = True) -> bool:
     return gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+class _Kept:
+    """What a module gathers, the same for its copies; a process group can be neither copied nor pickled."""
+
+    def __init__(self, gather: GatherLike) -> None:
+        self.gather = gather
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not isinstance(self.gather, bool):
+            raise TypeError(
+                "gather_distributed must be True or False in a module that is pickled, got a process group, "
+                "which belongs to its process; save the state_dict instead."
+            )
+        return _Kept, (self.gather,)
+
+
 class Gathering(nn.Module):
-    """A module that gathers; it may hold a process group, which cannot be copied: copies share it."""
+    """A module that gathers; copies of it share its process group."""
 
     def __init__(self, gather_distributed: GatherLike) -> None:
         super().__init__()
-        check_gather(gather_distributed)
         self.gather_distributed = gather_distributed
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gathering:
-        memo[id(self.gather_distributed)] = self.gather_distributed
-        memo[id(self)] = found = object.__new__(type(self))
-        vars(found).update(copy.deepcopy(vars(self), memo))
-        return found
+    @property
+    def gather_distributed(self) -> GatherLike:
+        """See ``info_nce``."""
+        return self._kept.gather
 
-    def __getstate__(self) -> dict[str, Any]:
-        if not isinstance(self.gather_distributed, bool):
-            raise TypeError(
-                f"gather_distributed must be True or False for {type(self).__name__} to be pickled, got a "
-                "process group, which belongs to this process; save the state_dict instead."
-            )
-        return vars(self)
+    @gather_distributed.setter
+    def gather_distributed(self, gather: GatherLike) -> None:
+        check_gather(gather)
+        self._kept = _Kept(gather)
 
     def extra_repr(self) -> str:
         """Empty for a module that does not gather."""

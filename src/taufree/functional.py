@@ -24,7 +24,7 @@ from taufree.checks import (
 )
 from taufree.contrast import Contrast, how_many
 from taufree.distributed import GatherLike
-from taufree.links import LinkLike, Temperature
+from taufree.links import Link, LinkLike, Temperature
 from taufree.reduction import anchor_weights
 
 
@@ -279,6 +279,11 @@ def _own_labels(embeddings: Tensor, gather: GatherLike) -> Tensor:
     return distributed.numbered(labels, gather) if distributed.active(gather) else labels
 
 
+def paired_logits(a: Tensor, b: Tensor, link: Link) -> Tensor:
+    """The logits [N] of row i of a with row i of b, exact; a link that measures stays as it is."""
+    return link.logit(*chords(*normalize(a), *normalize(b)))
+
+
 def _loss(
     contrast: Contrast,
     link: LinkLike,
@@ -315,10 +320,10 @@ def _loss(
 def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tensor:
     """[1, N], or [2, N] for both directions: the logarithm of the mean of exp(hardness c) over the negatives.
 
-    The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus hardness times the
-    positive's cosine.
+    The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus the
+    positive's logit.
     """
-    scale, anchors = contrast.hardness, contrast.anchors.detach()
+    link, anchors = Temperature(1 / contrast.hardness), contrast.anchors.detach()
     one = replace(contrast, hardness=0.0, decoupled=True, symmetric=False)
     if contrast.labels is not None:  # each anchor its own positive, and those of its label left out by id
         one = Contrast(anchors, anchors, ids=contrast.labels, decoupled=True)
@@ -330,11 +335,11 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
         directions.append(replace(alone, anchors=one.keys, keys=anchors))
     found = []
     for one in directions:
-        loss = _loss(one, Temperature(1 / scale), None, "none", gather, backend)
+        loss = _loss(one, link, None, "none", gather, backend)
         key = one.anchors.roll(-one.shift, 0) if one.keys is None else one.keys
-        cosine, _, _ = chords(*normalize(one.anchors), *normalize(key))
-        count = _negative_count(one, gather).to(cosine.dtype)
-        found.append((loss + scale * cosine - count.clamp(min=1).log()).where(count > 0, 0))
+        positive = paired_logits(one.anchors, key, link)
+        count = _negative_count(one, gather).to(positive.dtype)
+        found.append((loss + positive - count.clamp(min=1).log()).where(count > 0, 0))
     return torch.stack(found).detach()
 
 

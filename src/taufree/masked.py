@@ -13,6 +13,7 @@ from taufree.backends.reference import masked_logits
 from taufree.checks import check_float
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype
+from taufree.functional import paired_logits
 from taufree.links import Link
 
 __all__ = [
@@ -55,11 +56,6 @@ def prepare_by_mask(
 def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """1 - c and 1 + c of all rows of a [N, D] against all rows of b [M, D], each [N, M], exact near 0."""
     return numerics.similarity(*numerics.normalize(a), *numerics.normalize(b))
-
-
-def paired_logits(a: Tensor, b: Tensor, link: Link) -> Tensor:
-    """The logits [N] of row i of a with row i of b, exact."""
-    return link.logit(*numerics.chords(*numerics.normalize(a), *numerics.normalize(b)))
 
 
 def masked_losses(

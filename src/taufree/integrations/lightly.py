@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from taufree import info_nce, nt_xent
+from taufree import distributed, info_nce, nt_xent
 from taufree.checks import check_alike
 from taufree.dtypes import result_dtype
+from taufree.functional import paired_logits
 from taufree.integrations import Linked, as_twin, link_of, positive
 from taufree.links import LinkLike
-from taufree.masked import paired_logits
 from taufree.util.optional import needs
 
 with needs("taufree[lightly]", "lightly"):
     from lightly import loss as original
     from lightly.models.modules.memory_bank import MemoryBankModule
-    from lightly.utils import dist
 
 
 class NTXentLoss(Linked, original.NTXentLoss):
@@ -139,7 +138,7 @@ class DCLLoss(Linked, original.DCLLoss):
             gather_distributed=self.gather_distributed,
             backend=self.backend,
         )
-        alone = len(out0) == 1 and not (self.gather_distributed and dist.world_size() > 1)
+        alone = len(out0) == 1 and not distributed.active(self.gather_distributed)
         if self.weight_fn is not None and not alone:
             unit = [normalize(x.to(result_dtype(out0, out1)), dim=1) for x in (out0, out1)]
             weights = torch.cat([self._weights(*unit), self._weights(*unit[::-1])])

@@ -1,8 +1,8 @@
 """A matrix of one tile, as small batches have it: the same arithmetic in a third of the calls.
 
 All rows are normalised together, and there are no strips, no parts and no second visit. What is rare goes to
-:class:`.engine.BlockwiseEngine`: labels, hardness, negatives of one anchor each, rows that are zero, very short
-or very long, and negatives that nearly agree with their anchor.
+:class:`.engine.BlockwiseEngine`: labels, hardness, negatives of one anchor each, rows that are zero, very
+short or very long, and negatives that nearly agree with their anchor.
 """
 
 from __future__ import annotations
