@@ -277,12 +277,15 @@ def test_the_signature_is_the_librarys(model):
 
 
 @pytest.mark.parametrize("settings", HARDER[:3], ids=MODES)
-def test_with_a_scale_hardness_is_computed_by_the_library(model, settings):
+def test_with_a_scale_some_hardness_is_computed_by_the_library(model, settings):
     embeddings = columns_of(3)
     kinds = MultipleNegativesRankingLoss, losses.MultipleNegativesRankingLoss
     found, expected = (
         kind(model, 20.0, **settings).compute_loss_from_embeddings(embeddings, None) for kind in kinds
     )
+    if settings["hardness_mode"] == "all_negatives":  # by the core
+        assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+        return
     assert found == expected  # to the last digit
     with pytest.raises(ValueError, match=r'^backend must be "auto" or "reference" with these directions or'):
         kinds[0](model, 20.0, backend="blockwise", **settings).compute_loss_from_embeddings(embeddings, None)

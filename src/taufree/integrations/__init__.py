@@ -12,7 +12,6 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from taufree.checks import check_options
@@ -122,16 +121,6 @@ class Linked:
         """The backend; the link, a submodule, is shown by itself."""
         theirs: str = super().extra_repr()  # type: ignore[misc]
         return f"{theirs}, backend={self.backend!r}" if theirs else f"backend={self.backend!r}"
-
-
-def decoupled(losses: Tensor) -> Tensor:
-    """log(S / p) from InfoNCE's L = log((p + S) / p): log(exp(L) - 1), where the positive leaves the sum.
-
-    L + log(1 - exp(-L)) has all digits for small L as for large ones, and is finite with a finite gradient
-    for every L >= 0.
-    """
-    losses = losses.clamp(min=torch.finfo(losses.dtype).tiny)
-    return losses + (-torch.expm1(-losses)).log()
 
 
 def free_options(loss: Any, link: LinkLike) -> dict[str, Any]:

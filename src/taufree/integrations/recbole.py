@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from taufree import Link, Temperature, info_nce, nt_xent
-from taufree.integrations import Linked, decoupled
+from taufree.integrations import Linked
 from taufree.util.optional import needs
 
 # The import of RecBole turns PyTorch's anomaly detection on, which slows every backward.
@@ -104,8 +104,8 @@ class TemperatureFreeInfoNCE(_LinkedModel):
     ) -> tuple[Tensor, Tensor]:
         """Logits [2N, 2] and labels [2N] whose cross-entropies are NT-Xent's losses.
 
-        The caller takes the cross-entropy of them. With two logits 0 and log(exp(L) - 1) and label 0
-        that is log(1 + exp(L) - 1) = L, so no row needs the logits of all its candidates. ``temp``, the
+        The caller takes the cross-entropy of them. With two logits 0 and log(S / p), the decoupled loss, and
+        label 0 that is log(1 + S / p), so no row needs the logits of all its candidates. ``temp``, the
         model's own temperature, is not used. Another ``sim`` than the cosine has no log-odds: it needs a
         temperature in the configuration, and then RecBole computes it.
         """
@@ -117,8 +117,10 @@ class TemperatureFreeInfoNCE(_LinkedModel):
                 z_i, z_j, self.link.tau, batch_size, sim
             )
             return found
-        losses = nt_xent(z_i, z_j, link=self.link, reduction="none", backend=self.backend)
-        logits = torch.stack([torch.zeros_like(losses), decoupled(losses)], dim=1)
+        losses = nt_xent(z_i, z_j, link=self.link, decoupled=True, reduction="none", backend=self.backend)
+        if len(z_i) == 1:  # S is 0
+            losses = losses - torch.inf
+        logits = torch.stack([torch.zeros_like(losses), losses], dim=1)
         return logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
 
 

@@ -14,15 +14,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from taufree.convert import is_free
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.functional import info_nce, nt_xent
-from taufree.integrations import Linked, decoupled, free_options, link_of, positive, twin_of
-from taufree.links import FittedLogOdds, Link, LinkLike, Measure, Temperature
+from taufree.integrations import Linked, free_options, link_of, positive, twin_of
+from taufree.links import FittedLogOdds, Link, LinkLike, Temperature
 from taufree.links.temperature import Scaled
-from taufree.masked import masked_logits, paired_logits, prepare, similarity
+from taufree.masked import masked_logits, prepare, similarity
 from taufree.util.optional import needs
 
 with needs("taufree[sentence-transformers]", "sentence_transformers"):
@@ -49,27 +48,6 @@ class Scale(Scaled):
 
     def formula_scale(self) -> Tensor:
         return self.scale.reshape(()).to(wide_dtype(self.scale.device))
-
-
-class Harder(Link):
-    """A link with strength x cosine added to its logits, which gets no gradient: the library's hardness."""
-
-    def __init__(self, link: Link, strength: float) -> None:
-        super().__init__()
-        self.link, self.strength = link, strength
-
-    def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return self.link.logit(cosine, gap, rise) + self.strength * cosine.detach()
-
-    def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return self.link.slope(cosine, gap, rise)
-
-    def prepare(self, measure: Measure) -> Link:
-        return Harder(self.link.prepare(measure), self.strength)
-
-    @property
-    def measures(self) -> bool:
-        return self.link.measures
 
 
 class _Free(Linked):
@@ -125,7 +103,7 @@ class _Free(Linked):
         directions = set(self.directions)
         if self._harder(columns):  # for the core either all negatives are harder or none
             core = directions <= BOTH_DIRECTIONS and (columns == 2 or self.hardness_mode == "all_negatives")
-            return self.scale is not None or not core
+            return not core
         return not (directions <= BOTH_DIRECTIONS or (directions == ALL_DIRECTIONS and columns == 2))
 
     def _harder(self, columns: int) -> bool:
@@ -280,25 +258,13 @@ def _loss(settings: Any, embeddings: list[Tensor]) -> Tensor:
     harder, joint = settings._harder(len(embeddings)), settings.partition_mode == "joint"
     if not harder and not (both and joint):
         return info_nce(query, doc, negatives, in_batch=True, symmetric=both, **options)
-    if harder:
-        options["link"] = Harder(link, settings.hardness_strength)
-    forward = info_nce(query, doc, negatives, in_batch=True, reduction="none", **options)
-    if harder:
-        forward = _with_plain_positive(forward, query, doc, settings.hardness_strength)
+    hardness = {"hardness": settings.hardness_strength, "scale_hardness": False} if harder else {}
+    forward = info_nce(query, doc, negatives, in_batch=True, reduction="none", **hardness, **options)
     if not both:
         return forward.mean()
     options["link"] = _as_measured(link)
     backward = info_nce(doc, query, reduction="none", **options)
     return (torch.logaddexp(forward, backward) if joint else (forward + backward) / 2).mean()
-
-
-def _with_plain_positive(losses: Tensor, query: Tensor, doc: Tensor, strength: float) -> Tensor:
-    """The losses with hardness from those by ``Harder``, which adds strength x cosine to the positive too.
-
-    L = log(1 + S / p) becomes log(1 + exp(strength x cosine) S / p), with log(S / p) as ``decoupled`` has it.
-    """
-    cosine = paired_logits(query.detach(), doc.detach(), Temperature(1.0))
-    return softplus(decoupled(losses) + strength * cosine.to(losses.dtype), threshold=80)
 
 
 def _as_measured(link: Link) -> Link:
