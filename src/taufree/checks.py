@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS
+from taufree.contrast import Bias
 from taufree.links import Link, LinkLike, as_link
+from taufree.links.base import check_number
 from taufree.reduction import REDUCTIONS
 
 _P = ParamSpec("_P")
@@ -77,6 +79,23 @@ def check_weights(x: Tensor | None, like: Tensor) -> None:
         check_float("weights", x, like=("the embeddings", like))
         if x.shape != like.shape[:1]:
             raise ValueError(f"weights must have shape [{like.shape[0]}], got {list(x.shape)}.")
+
+
+def check_bias(x: object) -> Bias:
+    """The bias that an argument means; raises unless it is None, a finite number or a tensor of one number,
+    or made by a module."""
+    if x is None:
+        return Bias(prior=True)
+    if isinstance(x, Bias):
+        return x
+    if not isinstance(x, Tensor):
+        return Bias(check_number("bias", x, "a finite number", lambda _: True))
+    if x.numel() != 1 or not x.is_floating_point():
+        raise ValueError(
+            "bias must be a number, or a floating-point tensor of one, got a tensor of shape "
+            f"{list(x.shape)} and dtype {x.dtype}."
+        )
+    return Bias(learned=x.reshape(()))
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,11 +12,32 @@ from torch import Tensor
 Span: TypeAlias = range | slice  # from start to stop; code compiled for a slice holds for any stop
 
 
+class Bias(NamedTuple):
+    """What the sigmoid loss adds to every logit, the sum of up to three parts.
+
+    Attributes:
+        number: a part that is known.
+        learned: a scalar tensor, which may get a gradient.
+        prior: whether -log(N - 1) is a part, the log-odds that one of N candidates is the positive; 0 for a
+            single candidate, as for two.
+    """
+
+    number: float = 0.0
+    learned: Tensor | None = None
+    prior: bool = False
+
+    def among(self, candidates: int) -> Bias:
+        """The same with the prior as a part of the number."""
+        number = self.number - math.log(max(1, candidates - 1)) if self.prior else self.number
+        return Bias(number, self.learned)
+
+
 @dataclass(frozen=True)
 class Contrast:
     """Everything a loss needs to know but the link.
 
-    Anchor i's loss is the cross-entropy of its positives among its candidates. Three shapes occur:
+    Anchor i's loss is the cross-entropy of its positives among its candidates, or, with a ``bias``, the sum of
+    those of its pairs, each a question of its own (``sigmoid_nce``). Three shapes occur:
 
     - pairs (``info_nce``): ``keys[i]`` is the positive of ``anchors[i]``; the other keys are its
       negatives if ``in_batch``; with ``symmetric`` the keys are anchors too, against the anchors.
@@ -36,6 +58,7 @@ class Contrast:
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
+        bias: that of the sigmoid loss, for pairs in the batch, one way.
     """
 
     anchors: Tensor
@@ -49,6 +72,7 @@ class Contrast:
     labels: Tensor | None = None
     positives: Tensor | None = None
     decoupled: bool = False
+    bias: Bias | None = None
 
     @property
     def n(self) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from taufree.checks import check_options, without_temperature
-from taufree.functional import info_nce, nt_xent, sup_con
+from taufree.checks import check_bias, check_options, without_temperature
+from taufree.contrast import Bias
+from taufree.functional import info_nce, nt_xent, sigmoid_nce, sup_con
 from taufree.links import LinkLike
 
 
@@ -136,3 +138,60 @@ class SupCon(_Loss):
     def forward(self, embeddings: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
         return sup_con(embeddings, labels, weights=weights, **self._options())
+
+
+class SigmoidNCE(_Loss):
+    """Module form of ``taufree.sigmoid_nce``.
+
+    Args:
+        bias: as in ``sigmoid_nce``, or "learnable": the prior log-odds plus a parameter that begins at 0, so
+            that nothing has to be chosen. A parameter is learned as it is.
+        link, reduction, gather_distributed, backend: see ``sigmoid_nce``; the names "fitted", "calibrated"
+            and "learnable" are links too.
+
+    Examples:
+        >>> import torch
+        >>> SigmoidNCE(link=LearnableTemperature(0.1), bias=nn.Parameter(torch.tensor(-10.0)))
+        SigmoidNCE(
+          bias=-10.0, reduction='mean', backend='auto'
+          (link): LearnableTemperature(tau=0.1, max_scale=100.0)
+        )
+        >>> SigmoidNCE()(torch.eye(4), torch.eye(4)).item() < 1.0
+        True
+    """
+
+    @without_temperature
+    def __init__(
+        self,
+        *,
+        link: LinkLike = None,
+        bias: float | Tensor | str | None = None,
+        reduction: str = "mean",
+        gather_distributed: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            link=link, reduction=reduction, gather_distributed=gather_distributed, backend=backend
+        )
+        if isinstance(bias, str):
+            if bias != "learnable":
+                raise ValueError(f'bias must be a number, a tensor of one, None or "learnable", got {bias!r}.')
+            self.bias_above_prior = nn.Parameter(torch.zeros(()))
+        else:
+            check_bias(bias)
+        self.bias = bias
+
+    def forward(
+        self, query: Tensor, key: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch; shapes as in ``sigmoid_nce``."""
+        bias: Any = self.bias
+        if bias == "learnable":
+            bias = Bias(learned=self.bias_above_prior, prior=True)
+        options = self._options()
+        del options["decoupled"]
+        return sigmoid_nce(query, key, ids=ids, bias=bias, weights=weights, **options)
+
+    def extra_repr(self) -> str:
+        bias = self.bias.item() if isinstance(self.bias, Tensor) else self.bias
+        return f"bias={bias!r}, {super().extra_repr()}"
