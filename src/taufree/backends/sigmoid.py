@@ -211,7 +211,7 @@ def _fake_visit(*arguments: Any) -> tuple[Tensor, ...]:
     dtype = result_dtype(*inputs[:2])
     wide = wide_dtype(inputs[0].device)
     dtypes = (dtype, dtype, wide, wide)
-    losses = inputs[0].new_empty(len(inputs[0]) if weights is None else (), dtype=dtype)
+    losses = inputs[0].new_empty(inputs[0].shape[0] if weights is None else (), dtype=dtype)
     return losses, *(
         inputs[0].new_empty(x.shape if want and weights is not None and x is not None else 0, dtype=one)
         for x, want, one in zip(inputs, wanted, dtypes, strict=True)
