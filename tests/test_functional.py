@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import (
+    CalibratedLogOdds,
+    LearnableTemperature,
+    LogOdds,
+    Temperature,
+    info_nce,
+    nt_xent,
+    sigmoid_nce,
+    sup_con,
+)
 
 BACKENDS = ["reference", "blockwise"]
 LINKS = [LogOdds(), LogOdds(gain=3.0), Temperature(0.01), Temperature(1.0), LearnableTemperature()]
@@ -24,6 +33,8 @@ def every_loss(a, b, **options):
     yield nt_xent(a, b, **options)
     yield nt_xent(a, b, ids=labels, **options)
     yield sup_con(a, labels, **options)
+    yield sigmoid_nce(a, b, **options)
+    yield sigmoid_nce(a, b, ids=labels, bias=torch.tensor(-9.0), **options)
 
 
 def hard_pairs():
@@ -117,6 +128,7 @@ def test_reductions(backend):
     for function, counted in (
         (lambda **o: info_nce(a, b, symmetric=True, **o), 7),
         (lambda **o: nt_xent(a, b, **o), 14),
+        (lambda **o: sigmoid_nce(a, b, **o), 7),
         (lambda **o: sup_con(a, labels, **o), 5),
     ):
         each = function(reduction="none", backend=backend)
@@ -222,6 +234,7 @@ def test_shapes_alone_go_through(n, link):
         info_nce(a, b, symmetric=True, link=link),
         nt_xent(a, b, link=link, reduction="none"),
         sup_con(a, torch.arange(n, device="meta"), link=link),
+        sigmoid_nce(a, b, link=link),
     ):
         assert torch.autograd.grad(loss.sum(), a)[0].shape == a.shape
 
@@ -292,6 +305,7 @@ def test_weights_multiply_the_anchors_losses(backend, reduction):
     for loss, each in (
         (lambda **kw: info_nce(a, b, symmetric=True, **kw), w),
         (lambda **kw: nt_xent(a, b, **kw), torch.cat([w, w])),
+        (lambda **kw: sigmoid_nce(a, b, **kw), w),
         (lambda **kw: sup_con(a, labels, **kw), w * (labels < 2)),
     ):
         one = loss(reduction="none", backend="reference") * each

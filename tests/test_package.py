@@ -20,10 +20,12 @@ PUBLIC = {
     "Link",
     "LogOdds",
     "NTXent",
+    "SigmoidNCE",
     "SupCon",
     "Temperature",
     "info_nce",
     "nt_xent",
+    "sigmoid_nce",
     "sup_con",
     "temperature_free",
 }

@@ -85,17 +85,17 @@ def check_bias(x: object) -> Bias:
     """The bias that an argument means; raises unless it is None, a finite number or a tensor of one number,
     or made by a module."""
     if x is None:
-        return Bias(prior=True)
+        return Bias(0.0, None, True)
     if isinstance(x, Bias):
         return x
     if not isinstance(x, Tensor):
-        return Bias(check_number("bias", x, "a finite number", lambda _: True))
+        return Bias(check_number("bias", x, "a finite number", lambda _: True), None, False)
     if x.numel() != 1 or not x.is_floating_point():
         raise ValueError(
             "bias must be a number, or a floating-point tensor of one, got a tensor of shape "
             f"{list(x.shape)} and dtype {x.dtype}."
         )
-    return Bias(learned=x.reshape(()))
+    return Bias(0.0, x.reshape(()), False)
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:

@@ -22,14 +22,14 @@ class Bias(NamedTuple):
             single candidate, as for two.
     """
 
-    number: float = 0.0
-    learned: Tensor | None = None
-    prior: bool = False
+    number: float  # without a default: torch.compile takes that for a number that may change
+    learned: Tensor | None
+    prior: bool
 
     def among(self, candidates: int) -> Bias:
         """The same with the prior as a part of the number."""
         number = self.number - math.log(max(1, candidates - 1)) if self.prior else self.number
-        return Bias(number, self.learned)
+        return Bias(number, self.learned, False)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ class SigmoidNCE(_Loss):
         """The loss of a batch; shapes as in ``sigmoid_nce``."""
         bias: Any = self.bias
         if bias == "learnable":
-            bias = Bias(learned=self.bias_above_prior, prior=True)
+            bias = Bias(0.0, self.bias_above_prior, True)
         options = self._options()
         del options["decoupled"]
         return sigmoid_nce(query, key, ids=ids, bias=bias, weights=weights, **options)

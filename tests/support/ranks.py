@@ -46,6 +46,9 @@ CALLS = {  # function, tensors, options
     "sup_con, many labels": ("sup_con", "a", {"labels": 40}),
     "symmetric, decoupled": ("info_nce", "ab", {"symmetric": True, "decoupled": True, "weights": None}),
     "nt_xent, decoupled": ("nt_xent", "ab", {"decoupled": True, "weights": None}),
+    "sigmoid": ("sigmoid_nce", "ab", {"bias": -3.0}),
+    "sigmoid, ids": ("sigmoid_nce", "ab", {"ids": 3, "weights": None}),
+    "sigmoid, fixed keys": ("sigmoid_nce", "aB", {}),
     "sup_con, decoupled": ("sup_con", "a", {"labels": 4, "decoupled": True, "weights": None}),
 }
 REDUCTIONS = ("mean", "sum", "none")

@@ -150,7 +150,7 @@ def by_reference(link: Link, params: Sequence[Tensor], number: float) -> tuple[C
     def of(ids: Tensor | None, weights: Tensor | None, *inputs: Tensor | None) -> Tensor:
         anchors, keys, bias, *scale = inputs
         assert anchors is not None
-        contrast = Contrast(anchors, keys, ids=ids, bias=Bias(number, bias))
+        contrast = Contrast(anchors, keys, ids=ids, bias=Bias(number, bias, False))
         of_inputs = link
         if params and link.formula is not None and scale[0] is not None:
             of_inputs = from_formula(link.formula, scale[0])  # the copy of the scale is of no graph
@@ -194,7 +194,7 @@ def _visit(*arguments: Any) -> tuple[Tensor, ...]:
         link, params = LogOdds(resolution=resolution), []
     else:
         link, params = from_formula(Formula(kind, resolution), scale.detach().clone()), [scale]
-    number = Bias(number, prior=prior).among(len(inputs[0])).number
+    number = Bias(number, None, prior).among(len(inputs[0])).number
     engine = ENGINES[backend](link, params, number, (*inputs, *params), ids, wanted, weights)
     engine.add_own()
     losses, gradients = engine.finish()
