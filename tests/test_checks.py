@@ -49,7 +49,7 @@ BAD = {
     "bias must be a number, or a floating-point tensor of one, got a tensor of shape [4, 3]": (
         lambda x, i: sigmoid_nce(x, x, bias=x)
     ),
-    'bias must be a number, a tensor of one, None or "learnable", got \'learned\'': (
+    "bias must be a number, a tensor of one, None or \"learnable\", got 'learned'": (
         lambda x, i: taufree.SigmoidNCE(bias="learned")
     ),
     "tau must be a positive number, got a tensor of -0.5": lambda x, i: nt_xent(

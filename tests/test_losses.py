@@ -48,7 +48,9 @@ def test_a_learned_bias_begins_at_the_prior_or_where_it_is_put():
     assert "bias='learnable'" in repr(copy.deepcopy(loss))
 
 
-@pytest.mark.parametrize("loss", [InfoNCE(symmetric=True), NTXent(link=LearnableTemperature()), SupCon(), SigmoidNCE()])
+@pytest.mark.parametrize(
+    "loss", [InfoNCE(symmetric=True), NTXent(link=LearnableTemperature()), SupCon(), SigmoidNCE()]
+)
 def test_copies_and_state(loss):
     second = IDS if isinstance(loss, SupCon) else B
     for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):

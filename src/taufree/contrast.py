@@ -36,8 +36,8 @@ class Bias(NamedTuple):
 class Contrast:
     """Everything a loss needs to know but the link.
 
-    Anchor i's loss is the cross-entropy of its positives among its candidates, or, with a ``bias``, the sum of
-    those of its pairs, each a question of its own (``sigmoid_nce``). Three shapes occur:
+    Anchor i's loss is the cross-entropy of its positives among its candidates or, with a ``bias``, the sum
+    over its pairs of the cross-entropy of yes and no (``sigmoid_nce``). Three shapes occur:
 
     - pairs (``info_nce``): ``keys[i]`` is the positive of ``anchors[i]``; the other keys are its
       negatives if ``in_batch``; with ``symmetric`` the keys are anchors too, against the anchors.
@@ -100,6 +100,8 @@ class Contrast:
         made_there: dict[str, Any] = {
             name: x.clone() for name, x in vars(self).items() if isinstance(x, Tensor) and x.is_inference()
         }
+        if self.bias is not None and self.bias.learned is not None and self.bias.learned.is_inference():
+            made_there["bias"] = self.bias._replace(learned=self.bias.learned.clone())
         return replace(self, **made_there) if made_there else self
 
     def left_out(self, rows: Span, cols: Span) -> Tensor | None:

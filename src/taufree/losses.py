@@ -175,7 +175,9 @@ class SigmoidNCE(_Loss):
         )
         if isinstance(bias, str):
             if bias != "learnable":
-                raise ValueError(f'bias must be a number, a tensor of one, None or "learnable", got {bias!r}.')
+                raise ValueError(
+                    f'bias must be a number, a tensor of one, None or "learnable", got {bias!r}.'
+                )
             self.bias_above_prior = nn.Parameter(torch.zeros(()))
         else:
             check_bias(bias)

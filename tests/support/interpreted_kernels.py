@@ -14,28 +14,39 @@ from taufree.contrast import Bias, Contrast
 from tests.support.fused_cases import CONTRASTS, DECOUPLED, LINKS, SIGMOID, errors, make
 
 N, D = 18, 20  # of the interpreter, whose time goes by rows and tiles: two tiles of rows, three of both views
-CASES = {
-    f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
-    for link in LINKS
-    for name in CONTRASTS
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
-    if link not in ("tensor gain", "learned tau") or name in ("symmetric", "own", "labels")
-} | {
-    f"{link}, {name}, float32": (name, link, torch.float32)
-    for link in ("odds", "gain", "tau", "learned")
-    for name in DECOUPLED
-} | {
-    f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
-    for name in SIGMOID
-    for link, dtype in [
-        *((x, torch.float32) for x in LINKS),
-        ("odds", torch.bfloat16),
-        ("odds", torch.float16),
-        ("learned", torch.bfloat16),
-    ]
+CASES = (
+    {
+        f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
+        for link in LINKS
+        for name in CONTRASTS
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
+        if link not in ("tensor gain", "learned tau") or name in ("symmetric", "own", "labels")
+    }
+    | {
+        f"{link}, {name}, float32": (name, link, torch.float32)
+        for link in ("odds", "gain", "tau", "learned")
+        for name in DECOUPLED
+    }
+    | {
+        f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
+        for name in SIGMOID
+        for link, dtype in [
+            *((x, torch.float32) for x in LINKS),
+            ("odds", torch.bfloat16),
+            ("odds", torch.float16),
+            ("learned", torch.bfloat16),
+        ]
+    }
+)
+WEIGHTS = {
+    "queue": None,
+    "sigmoid": 0.25,
+    "sigmoid number": None,
+    "one-way": 0.25,
+    "views": 0.125,
+    "few labels": 0.5,
 }
-WEIGHTS = {"queue": None, "sigmoid": 0.25, "sigmoid number": None, "one-way": 0.25, "views": 0.125, "few labels": 0.5}
 
 
 def agreement():

@@ -86,7 +86,8 @@ class Totals:
     def _targets(self, anchors: int) -> Tensor:
         smoothing = 1 / (anchors + 2)
         target = (1 - smoothing) * (self.of_positives / self.positives)
-        return target + smoothing * (self.of_negatives / self.negatives)
+        found: Tensor = target + smoothing * (self.of_negatives / self.negatives)
+        return found
 
 
 class SigmoidTotals(Totals):

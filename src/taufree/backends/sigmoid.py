@@ -133,7 +133,8 @@ class _Sigmoid(torch.autograd.Function):
                 of, views = ctx.visit.second
 
                 def again(*inputs: Tensor | None) -> Tensor:
-                    return of(ids, weights, *inputs)
+                    found: Tensor = of(ids, weights, *inputs)
+                    return found
 
                 cast = ByReference.apply(again, upstream, len(inputs), views, *inputs, *cast)
             else:
@@ -190,9 +191,9 @@ def compiled_loss(backend: str, contrast: Contrast, link: Link, weights: Tensor 
 def _visit(*arguments: Any) -> tuple[Tensor, ...]:
     """The loss, then the inputs' gradients, empty where not wanted or without weights."""
     *inputs, scale, ids, weights, wanted, backend, kind, resolution, number, prior = arguments
-    if kind == AT_GAIN_1:
-        link, params = LogOdds(resolution=resolution), []
-    else:
+    link: Link = LogOdds(resolution=resolution)
+    params = []
+    if kind != AT_GAIN_1:
         link, params = from_formula(Formula(kind, resolution), scale.detach().clone()), [scale]
     number = Bias(number, None, prior).among(len(inputs[0])).number
     engine = ENGINES[backend](link, params, number, (*inputs, *params), ids, wanted, weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -48,8 +48,11 @@ def _plain_loss(contrast: Contrast, link: Link, weights: Tensor | float | None) 
     return sigmoid.loss(sigmoid.Visit("blockwise", make, second), contrast, connected, weights)
 
 
-def engine_of(contrast: Contrast, link: Link, number: float):
-    """What makes an engine for :mod:`taufree.backends.sigmoid`, and what its last inputs are."""
+def engine_of(
+    contrast: Contrast, link: Link, number: float
+) -> tuple[sigmoid.Make, list[Tensor], tuple[Callable[..., Tensor], int]]:
+    """What makes an engine for :mod:`taufree.backends.sigmoid`, what its last inputs are, and the loss for
+    second derivatives."""
     link, params, connected = learned(link, contrast.anchors)
     values = engine.values_of(params)
     make = partial(BlockwiseSigmoid, link, params, number, values=values)
@@ -125,7 +128,9 @@ class BlockwiseSigmoid(BlockwiseEngine):
             Contrast(anchors, keys, ids=ids), link, (anchors, keys, None, None),
             params if any(some[3:]) else [], [*some[:2], False, False],
         )  # fmt: skip
-        self.bias: float | Tensor = number if bias is None else number + bias.detach().to(anchors.device, self.wide)
+        self.bias: float | Tensor = (
+            number if bias is None else number + bias.detach().to(anchors.device, self.wide)
+        )
         self.bias_grad = torch.zeros((), dtype=self.wide, device=anchors.device) if some[2] else None
         plain = tile_kind(link) is OddsTile and bias is None and abs(number) <= MAX_PLAIN_BIAS
         self.kind = SigmoidOddsTile if plain else SigmoidTile

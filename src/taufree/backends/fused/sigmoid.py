@@ -38,12 +38,11 @@ def engine_of(contrast: Contrast, link: Link, number: float) -> tuple[sigmoid.Ma
     """What makes an engine for :mod:`taufree.backends.sigmoid`, and what its last inputs are."""
     formula, scale = link.formula, link.formula_scale()
     assert formula is not None
-    params: list[Tensor] = []
+    connected: list[Tensor] = []
     if isinstance(scale, Tensor):
-        copied = scale.detach().clone()
-        link = from_formula(formula, copied)
-        params = [copied] if scale.requires_grad and torch.is_grad_enabled() else []
-    return partial(FusedSigmoid, link, params, number), [scale] * len(params)
+        link = from_formula(formula, scale.detach().clone())
+        connected = [scale] if scale.requires_grad and torch.is_grad_enabled() else []
+    return partial(FusedSigmoid, link, [x.detach() for x in connected], number), connected
 
 
 class FusedSigmoid:
@@ -122,7 +121,9 @@ class FusedSigmoid:
                 of_params = [of_scale.to(p).reshape(p.shape) for p in self.params]
             return losses, [anchors, keys, of_bias, *of_params]
 
-    def _finish(self, x: KernelRows, other: KernelRows, grad: Tensor | None, is_anchor: bool) -> Tensor | None:
+    def _finish(
+        self, x: KernelRows, other: KernelRows, grad: Tensor | None, is_anchor: bool
+    ) -> Tensor | None:
         """The gradient with respect to an input, in float32: it is still to be multiplied, as by a scaler."""
         if grad is None:
             return None

@@ -1,6 +1,5 @@
 """Kernels of the sigmoid loss: a tile's losses and coefficients at once, and the positives'."""
 
-# ruff: noqa: SIM108, SIM109
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
 
 from __future__ import annotations
