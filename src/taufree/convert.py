@@ -30,8 +30,9 @@ def temperature_free(loss: _T, link: LinkLike = None) -> _T:
             or not. A class derived from one of these may override nothing but ``__init__``. The loss stays as
             it is.
         link: the link of the copy, as the argument ``link`` of the losses. None: the loss's own if it has no
-            temperature, else ``LogOdds()`` (with which ``SigmoidNCE`` has the prior for its bias), and for sentence-transformers and open_clip, whose vectors are
-            compared, ``FittedLogOdds()``.
+            temperature, else ``LogOdds()``, and for sentence-transformers and open_clip, whose vectors are
+            compared, ``FittedLogOdds()``. The bias of ``SigmoidNCE`` goes with the temperature that it was
+            chosen for: it is the prior then.
 
     Examples:
         >>> from taufree import Temperature
