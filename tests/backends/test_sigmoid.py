@@ -186,6 +186,17 @@ def test_a_loss_that_is_kept_does_not_keep_the_embeddings(reduction):
     assert alive() is None
 
 
+def test_a_bias_may_change_between_forward_and_backward():
+    bias, a = torch.nn.Parameter(torch.tensor(-1.0)), rows(4).requires_grad_()
+    found = []
+    for change in (0.0, 1.0):
+        loss = sigmoid_nce(a, rows(4, seed=1), bias=bias, reduction="none", backend="blockwise").sum()
+        with torch.no_grad():
+            bias += change
+        found.append(torch.autograd.grad(loss, (a, bias)))
+    assert all(map(torch.equal, *found))
+
+
 def test_a_link_of_ones_own_that_changed_before_the_backward_is_refused():
     link, a = Cubic(), rows(4).requires_grad_()
     losses = sigmoid_nce(a, rows(4, seed=1), link=link, reduction="none", backend="blockwise")

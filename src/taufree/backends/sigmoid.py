@@ -21,6 +21,8 @@ from taufree.links import Formula, Link, LogOdds, from_formula
 
 Gradients: TypeAlias = list[Tensor | None]
 
+MAX_PLAIN_BIAS = 20.0  # up to which exp(bias) times a weight of the log-odds, squared, is in float32's range
+
 
 class SigmoidEngine(Protocol):
     """One visit of the pairs. ``weights`` [n] ask for the gradient of sum(weights * losses).
@@ -82,7 +84,9 @@ def loss(
     ``connected`` are the tensors of torch's graph that get the gradients of what the link learns.
     """
     assert contrast.bias is not None
-    inputs = (contrast.anchors, contrast.keys, contrast.bias.learned, *connected)
+    bias = contrast.bias.learned
+    # Of the bias a copy: the parameter may be changed in place before the backward, which needs no value.
+    inputs = (contrast.anchors, contrast.keys, None if bias is None else bias.clone(), *connected)
     if not torch.is_grad_enabled():  # or the forward would compute a gradient that nobody asks for
         inputs = tuple(None if x is None else x.detach() for x in inputs)
     with transforms_named(visit.backend):
@@ -108,7 +112,7 @@ class _Sigmoid(torch.autograd.Function):
         ctx.visit, ctx.wanted = visit, ctx.needs_input_grad[3:]
         each = weights * visit.factor if weights is not None and any(ctx.wanted) else None
         losses, gradients = visit(inputs, ids, ctx.wanted, each)
-        ctx.scalar, ctx.inputs = weights is not None, len(inputs)
+        ctx.scalar = weights is not None
         # A link's parameters are not saved: the next loss may bring them back into range in place.
         ctx.params = inputs[3:]
         ctx.save_for_backward(ids, weights, *inputs[:3], *gradients)
@@ -120,12 +124,12 @@ class _Sigmoid(torch.autograd.Function):
         ids, weights, *saved = ctx.saved_tensors
         inputs, gradients = (*saved[:3], *ctx.params), saved[3:]
         with torch.no_grad():  # with create_graph=True the upstream gradient may have a graph of its own
-            if ctx.scalar:  # a link's parameter may be on another device
+            if ctx.scalar:  # bias and link may be on another device
                 gradients = [None if g is None else g * upstream.to(g.device) for g in gradients]
             else:
                 _, gradients = ctx.visit(inputs, ids, ctx.wanted, upstream)
             cast = [
-                None if g is None or not wanted else g.to(x.dtype)
+                None if g is None or not wanted else g.to(x.device, x.dtype)
                 for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)
             ]
         if torch.is_grad_enabled():  # create_graph=True

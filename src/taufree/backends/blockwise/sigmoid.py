@@ -30,8 +30,6 @@ from taufree.backends.numerics import full_precision
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link
 
-MAX_PLAIN_BIAS = 20.0  # up to which exp(bias) times a weight of the log-odds is well in float32's range
-
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
@@ -132,7 +130,7 @@ class BlockwiseSigmoid(BlockwiseEngine):
             number if bias is None else number + bias.detach().to(anchors.device, self.wide)
         )
         self.bias_grad = torch.zeros((), dtype=self.wide, device=anchors.device) if some[2] else None
-        plain = tile_kind(link) is OddsTile and bias is None and abs(number) <= MAX_PLAIN_BIAS
+        plain = tile_kind(link) is OddsTile and bias is None and abs(number) <= sigmoid.MAX_PLAIN_BIAS
         self.kind = SigmoidOddsTile if plain else SigmoidTile
 
     @torch.no_grad()

@@ -22,8 +22,6 @@ from taufree.backends.fused.tile_passes import Config, PairBlock, library_precis
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link, from_formula
 
-MAX_PLAIN_BIAS = 20.0  # up to which squares of exp(bias) times a weight are in float32's range
-
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
@@ -60,7 +58,7 @@ class FusedSigmoid:
         arguments = arguments_of(Contrast(anchors, keys, ids=ids), link)
         assert arguments.keys is not None
         self.link, self.number, self.ids, self.params = arguments.link, number, arguments.groups, params
-        if self.link.kind == ODDS and (bias is not None or abs(number) > MAX_PLAIN_BIAS):
+        if self.link.kind == ODDS and (bias is not None or abs(number) > sigmoid.MAX_PLAIN_BIAS):
             self.link = self.link._replace(kind=POWER, scale=anchors.new_ones(1, dtype=torch.float32))
         elif self.link.kind == EXP:
             self.link = self.link._replace(kind=SCALE)
