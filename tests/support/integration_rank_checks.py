@@ -103,7 +103,7 @@ def clip(rank, world):
 
 def siglip(rank, world):
     """With a scale and a bias against open_clip on the same ranks; without, against one process."""
-    everyone = [normalize(x.detach(), dim=1) for x in whole(2, world)]
+    everyone = [x.detach() for x in whole(2, world)]
     images, texts = everyone[0].clone().requires_grad_(), everyone[1].clone().requires_grad_()
     SigLipLoss(link="free")(images, texts).backward()
     mine = own(everyone, rank)
@@ -113,7 +113,8 @@ def siglip(rank, world):
     ours, theirs = own(everyone, rank), own(everyone, rank)
     sigmoid_nce(*ours, link=0.1, bias=-10.0, gather_distributed=True).backward()
     options = {"logit_scale": torch.tensor(10.0), "logit_bias": torch.tensor(-10.0)}
-    open_clip.loss.SigLipLoss(rank=rank, world_size=world)(*theirs, **options).backward()
+    unit = [normalize(x, dim=1) for x in theirs]
+    open_clip.loss.SigLipLoss(rank=rank, world_size=world)(*unit, **options).backward()
     return found + [error(x.grad, y.grad) for x, y in zip(ours, theirs, strict=True)]
 
 
