@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import taufree
-from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import LearnableTemperature, LogOdds, Temperature, info_nce, nt_xent, sigmoid_nce, sup_con
 
 BAD = {
     "query must have shape": lambda x, i: info_nce(x[0], x),
@@ -65,6 +65,16 @@ BAD = {
     "hardness must be a number from 0 to 50, got Tensor": lambda x, i: info_nce(x, x, hardness=x),
     "weights must have shape [4], got [3]": lambda x, i: nt_xent(x, x, weights=x[:3, 0]),
     "weights must be a floating-point tensor, got dtype torch.int64": lambda x, i: sup_con(x, i, weights=i),
+    "key must have the shape of query, [4, 3], got [3, 3]": lambda x, i: sigmoid_nce(x, x[:3]),
+    "ids must have shape [4], got [2]": lambda x, i: sigmoid_nce(x, x, ids=i[:2]),
+    "bias must be a finite number, got nan": lambda x, i: sigmoid_nce(x, x, bias=math.nan),
+    "bias must be a finite number, got str": lambda x, i: sigmoid_nce(x, x, bias="learnable"),
+    "bias must be a number, or a floating-point tensor of one, got a tensor of shape [4, 3]": (
+        lambda x, i: sigmoid_nce(x, x, bias=x)
+    ),
+    "bias must be a number, a tensor of one, None or \"learnable\", got 'learned'": (
+        lambda x, i: taufree.SigmoidNCE(bias="learned")
+    ),
     "tau must be a positive number, got a tensor of -0.5": lambda x, i: nt_xent(
         x, x, link=torch.tensor(-0.5)
     ),

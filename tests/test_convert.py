@@ -25,6 +25,11 @@ def test_taufrees_own_losses():
     found = temperature_free(loss)
     assert isinstance(loss.link, Temperature)
     torch.testing.assert_close(found(A, B), taufree.info_nce(A, B, symmetric=True, reduction="sum"))
+    siglip = taufree.SigmoidNCE(
+        link=taufree.LearnableTemperature(0.1), bias=torch.nn.Parameter(torch.tensor(-10.0))
+    )
+    assert temperature_free(siglip)(A, B) == taufree.sigmoid_nce(A, B)
+    assert temperature_free(taufree.SigmoidNCE(bias=-2.0))(A, B) == taufree.sigmoid_nce(A, B, bias=-2.0)
     kept = temperature_free(taufree.SupCon(link=LogOdds(gain=2.0)))
     assert kept.link.gain == 2.0
     measured = taufree.NTXent(link=taufree.CalibratedLogOdds())
@@ -137,6 +142,7 @@ def test_the_link_may_be_chosen():
         info_nce.InfoNCE(0.5),
         losses.SelfSupervisedLoss(losses.NTXentLoss(0.5)),
         open_clip.ClipLoss(),
+        open_clip.loss.SigLipLoss(),
     ):
         for link, kind in (
             ("fitted", taufree.FittedLogOdds),

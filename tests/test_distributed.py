@@ -63,6 +63,10 @@ def test_backward_twice_and_scaled_upstream(world):
     assert all(ranked["backward twice"] < 1e-6 for ranked in world[1])
 
 
+def test_a_bias_is_learned_over_all_ranks(world):
+    assert all(max(ranked["learned bias"]) < 1e-6 for ranked in world[1])
+
+
 def expected(name, way, w, width):
     """The collectives of forward and backward with the bytes that a rank receives by each.
 
@@ -77,6 +81,8 @@ def expected(name, way, w, width):
     again = []
     if way == "ring":
         rows = back = again = [["batch_isend_irecv", embeddings // w]] * (w - 1)
+    if name == "sigmoid":  # all of it in the forward
+        return [[gather, 32 * w], *rows, *back, ["all_reduce", 8]], []
     labels = [[gather, 8 * n]] if name == "sup_con" else []
     sums = [["all_to_all_single", width * n]] if name == "symmetric" else []
     numbers = {"one-way": 0, "sup_con": 4}.get(name, 2)  # of each anchor that all ranks must know
@@ -87,7 +93,7 @@ def expected(name, way, w, width):
     return forward, sorted([*again, *normalisers, *back])
 
 
-NAMES = ("one-way", "symmetric", "nt_xent", "sup_con", "calibrated")
+NAMES = ("one-way", "symmetric", "nt_xent", "sup_con", "calibrated", "sigmoid")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,7 +145,7 @@ def test_fused_kernels_equal_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     for ranked in start(kernels, [2], tmp_path)[2]:
         worst = {case: max(errors) for case, errors in ranked["errors"].items()}
-        assert len(worst) == 74
+        assert len(worst) == 86
         tolerance = {case: 3e-2 if "bfloat16" in case else 2e-5 for case in worst}
         assert {case: error for case, error in worst.items() if not error < tolerance[case]} == {}
         for name, way in itertools.product(NAMES, WAYS):

@@ -13,6 +13,7 @@ from taufree import (
     Temperature,
     info_nce,
     nt_xent,
+    sigmoid_nce,
     sup_con,
 )
 
@@ -33,6 +34,8 @@ def every_loss(a, b, **options):
     yield nt_xent(a, b, **options)
     yield nt_xent(a, b, ids=labels, **options)
     yield sup_con(a, labels, **options)
+    yield sigmoid_nce(a, b, **options)
+    yield sigmoid_nce(a, b, ids=labels, bias=torch.tensor(-9.0), **options)
 
 
 def hard_pairs():
@@ -126,6 +129,7 @@ def test_reductions(backend):
     for function, counted in (
         (lambda **o: info_nce(a, b, symmetric=True, **o), 7),
         (lambda **o: nt_xent(a, b, **o), 14),
+        (lambda **o: sigmoid_nce(a, b, **o), 7),
         (lambda **o: sup_con(a, labels, **o), 5),
     ):
         each = function(reduction="none", backend=backend)
@@ -231,6 +235,7 @@ def test_shapes_alone_go_through(n, link):
         info_nce(a, b, symmetric=True, link=link),
         nt_xent(a, b, link=link, reduction="none"),
         sup_con(a, torch.arange(n, device="meta"), link=link),
+        sigmoid_nce(a, b, link=link),
     ):
         assert torch.autograd.grad(loss.sum(), a)[0].shape == a.shape
 
@@ -301,6 +306,7 @@ def test_weights_multiply_the_anchors_losses(backend, reduction):
     for loss, each in (
         (lambda **kw: info_nce(a, b, symmetric=True, **kw), w),
         (lambda **kw: nt_xent(a, b, **kw), torch.cat([w, w])),
+        (lambda **kw: sigmoid_nce(a, b, **kw), w),
         (lambda **kw: sup_con(a, labels, **kw), w * (labels < 2)),
     ):
         one = loss(reduction="none", backend="reference") * each

@@ -21,10 +21,12 @@ PUBLIC = {
     "LogOdds",
     "NTXent",
     "NegativeQueue",
+    "SigmoidNCE",
     "SupCon",
     "Temperature",
     "info_nce",
     "nt_xent",
+    "sigmoid_nce",
     "sup_con",
     "temperature_free",
 }

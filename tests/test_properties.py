@@ -41,6 +41,8 @@ SHAPES = st.sampled_from(
         "nt_xent ids",
         "sup_con",
         "sup_con keys",
+        "sigmoid",
+        "sigmoid ids",
     ]
 )
 
@@ -80,6 +82,9 @@ def cases(draw, dtype=torch.float32, most_rows=9, most_dims=9, near=False):
         return Case("nt_xent", [rows[:n], rows[n:]], ({"ids": ids} if "ids" in shape else {}) | decoupled)
     theirs = torch.randint(0, max(1, n // 2 + 1), (m,), generator=generator)
     tensors = [rows[:n], rows[n : 2 * n]]
+    if shape.startswith("sigmoid"):
+        bias = draw(st.sampled_from([{}, {"bias": -10.0}, {"bias": 0.5}, {"bias": 30.0}]))
+        return Case("sigmoid_nce", tensors, ({"ids": ids} if "ids" in shape else {}) | bias)
     if "queue" in shape:
         tensors.append(rows[2 * n :])
     elif "own" in shape:
@@ -110,7 +115,8 @@ def check(case, link, backend, truth, tolerance, rounding=0.0):
     eps = torch.finfo(torch.float64 if double else torch.float32).eps
     cancelled = 4 * eps * truth.pulls
     if not double:  # a weight is the exponential of a rounded logit: its relative error grows with the logit
-        cancelled = (4 + abs(link(torch.tensor(1.0)).item())) * eps * truth.terms
+        largest = abs(link(torch.tensor(1.0)).item()) + abs(case.options.get("bias", 0.0))
+        cancelled = (4 + largest) * eps * truth.terms
     info = torch.finfo(case.tensors[0].dtype)
     underflow = info.smallest_normal * info.eps * rows.numel()
     error = float((rows - truth.rows).norm())

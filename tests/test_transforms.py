@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from taufree import (
     CalibratedLogOdds,
@@ -12,6 +13,7 @@ from taufree import (
     Temperature,
     info_nce,
     nt_xent,
+    sigmoid_nce,
     sup_con,
 )
 
@@ -25,6 +27,9 @@ LOSSES = {
     "ids": lambda a, b, link: info_nce(a, b, ids=LABELS[: len(a)], link=link),
     "none": lambda a, b, link: info_nce(a, b, link=link, reduction="none").square().sum(),
     "sup_con": lambda a, b, link: sup_con(a + b, LABELS[: len(a)], link=link),
+    "sigmoid": lambda a, b, link: sigmoid_nce(a, b, link=link),
+    "sigmoid ids": lambda a, b, link: sigmoid_nce(a, b, ids=LABELS[: len(a)], link=link, bias=a.mean()),
+    "sigmoid none": lambda a, b, link: sigmoid_nce(a, b, link=link, reduction="none").square().sum(),
 }
 LINKS = [LogOdds(), LogOdds(2.0), Temperature(0.1), LearnableTemperature(), CalibratedLogOdds().eval()]
 
@@ -122,7 +127,7 @@ def test_second_derivatives_where_the_loss_is_not_the_end(n, reduction):
     close(*found)
 
 
-@pytest.mark.parametrize("loss", [nt_xent, info_nce])
+@pytest.mark.parametrize("loss", [nt_xent, info_nce, sigmoid_nce])
 def test_compiled_once_for_all_sizes(loss):
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

@@ -30,6 +30,7 @@ from taufree.experiments.training.run import Run
 LINKS = (*NAMED_LINKS, "0.02", "0.05", "0.1", "0.2", "0.5")
 EPOCHS = {64: 30, 256: 30, 1024: 60, 4096: 100}
 """Of each size of a batch."""
+LOSSES = ("info_nce", "sigmoid", "sigmoid-bias")
 
 
 def settings_of(chosen: argparse.Namespace, size: int) -> CLIPSettings:
@@ -38,6 +39,7 @@ def settings_of(chosen: argparse.Namespace, size: int) -> CLIPSettings:
         "batch_size": size,
         "epochs": EPOCHS[size],
         "learning_rate": usual.learning_rate * (size / usual.batch_size) ** 0.5,
+        "loss": chosen.loss,
         "crop": chosen.crop,
         "backbone": chosen.backbone,
         "weights": chosen.weights,
@@ -90,6 +92,7 @@ def main() -> None:
     parser.add_argument("--links", type=parse_links, default=LINKS)
     parser.add_argument("--sizes", type=int, nargs="+", choices=EPOCHS, default=tuple(EPOCHS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--loss", choices=LOSSES, default=LOSSES[0])
     parser.add_argument("--crop", type=int, default=CLIPSettings.crop, help="pixels of an image's side")
     parser.add_argument("--backbone", default=CLIPSettings.backbone)
     parser.add_argument("--weights", default=CLIPSettings.weights, help="a file, or imagenet")
@@ -100,8 +103,10 @@ def main() -> None:
     if not chosen.table:
         train_missing(runs(chosen), chosen, recorded)
     lines = [line for line in read(chosen.results) if line["settings"]["crop"] == chosen.crop]
-    if lines:
-        tables(lines)
+    for loss in LOSSES:
+        if of_loss := [line for line in lines if line["settings"].get("loss", LOSSES[0]) == loss]:
+            print(f"\n{loss}:\n")
+            tables(of_loss)
 
 
 if __name__ == "__main__":

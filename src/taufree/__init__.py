@@ -11,7 +11,7 @@ from taufree.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from taufree.convert import temperature_free
-    from taufree.functional import info_nce, nt_xent, sup_con
+    from taufree.functional import info_nce, nt_xent, sigmoid_nce, sup_con
     from taufree.links import (
         CalibratedLogOdds,
         FittedLogOdds,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         LogOdds,
         Temperature,
     )
-    from taufree.losses import InfoNCE, NTXent, SupCon
+    from taufree.losses import InfoNCE, NTXent, SigmoidNCE, SupCon
     from taufree.queue import NegativeQueue
 
 __all__ = [
@@ -32,10 +32,12 @@ __all__ = [
     "LogOdds",
     "NTXent",
     "NegativeQueue",
+    "SigmoidNCE",
     "SupCon",
     "Temperature",
     "info_nce",
     "nt_xent",
+    "sigmoid_nce",
     "sup_con",
     "temperature_free",
 ]

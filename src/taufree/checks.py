@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS
+from taufree.contrast import Bias
 from taufree.links import Link, LinkLike, as_link
+from taufree.links.base import check_number
 from taufree.reduction import REDUCTIONS
 
 _P = ParamSpec("_P")
@@ -88,6 +90,23 @@ def check_hardness(hardness: float) -> float:
     if not 0 <= hardness <= MAX_HARDNESS:
         raise ValueError(f"hardness must be a number from 0 to {MAX_HARDNESS}, got {hardness}.")
     return float(hardness) if hardness > 1e-30 else 0.0
+
+
+def check_bias(x: object) -> Bias:
+    """The bias that an argument means; raises unless it is None, a finite number or a tensor of one number,
+    or made by a module."""
+    if x is None:
+        return Bias(0.0, None, True)
+    if isinstance(x, Bias):
+        return x
+    if not isinstance(x, Tensor):
+        return Bias(check_number("bias", x, "a finite number", lambda _: True), None, False)
+    if x.numel() != 1 or not x.is_floating_point():
+        raise ValueError(
+            "bias must be a number, or a floating-point tensor of one, got a tensor of shape "
+            f"{list(x.shape)} and dtype {x.dtype}."
+        )
+    return Bias(0.0, x.reshape(()), False)
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:

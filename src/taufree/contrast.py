@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,11 +12,32 @@ from torch import Tensor
 Span: TypeAlias = range | slice  # from start to stop; code compiled for a slice holds for any stop
 
 
+class Bias(NamedTuple):
+    """What the sigmoid loss adds to every logit, the sum of up to three parts.
+
+    Attributes:
+        number: a part that is known.
+        learned: a scalar tensor, which may get a gradient.
+        prior: whether -log(N - 1) is a part, the log-odds that one of N candidates is the positive; 0 for a
+            single candidate, as for two.
+    """
+
+    number: float  # without a default: torch.compile takes that for a number that may change
+    learned: Tensor | None
+    prior: bool
+
+    def among(self, candidates: int) -> Bias:
+        """The same with the prior as a part of the number."""
+        number = self.number - math.log(max(1, candidates - 1)) if self.prior else self.number
+        return Bias(number, self.learned, False)
+
+
 @dataclass(frozen=True)
 class Contrast:
     """Everything a loss needs to know but the link.
 
-    Anchor i's loss is the cross-entropy of its positives among its candidates. Three shapes occur:
+    Anchor i's loss is the cross-entropy of its positives among its candidates or, with a ``bias``, the sum
+    over its pairs of the cross-entropy of yes and no (``sigmoid_nce``). Three shapes occur:
 
     - pairs (``info_nce``): ``keys[i]`` is the positive of ``anchors[i]``; the other keys are its
       negatives if ``in_batch``; with ``symmetric`` the keys are anchors too, against the anchors.
@@ -41,6 +63,7 @@ class Contrast:
         queue_ids: [M], those of the queue; a row with the anchor's id is left out.
         hardness: a negative's weight is multiplied by exp(hardness * c), which gets no gradient,
         offsets: and divided by exp(offset): [1, N], or [2, N] with those of the keys if ``symmetric``.
+        bias: that of the sigmoid loss, for pairs in the batch, one way.
     """
 
     anchors: Tensor
@@ -58,6 +81,7 @@ class Contrast:
     queue_ids: Tensor | None = None
     hardness: float = 0.0
     offsets: Tensor | None = None
+    bias: Bias | None = None
 
     @property
     def n(self) -> int:
@@ -95,6 +119,8 @@ class Contrast:
         made_there: dict[str, Any] = {
             name: x.clone() for name, x in vars(self).items() if isinstance(x, Tensor) and x.is_inference()
         }
+        if self.bias is not None and self.bias.learned is not None and self.bias.learned.is_inference():
+            made_there["bias"] = self.bias._replace(learned=self.bias.learned.clone())
         return replace(self, **made_there) if made_there else self
 
     def left_out(self, rows: Span, cols: Span) -> Tensor | None:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from taufree.links import CalibratedLogOdds, FittedLogOdds, LinkLike, LogOdds, as_link
-from taufree.losses import InfoNCE, NTXent, SupCon
+from taufree.losses import InfoNCE, NTXent, SigmoidNCE, SupCon
 
 MODULES = {  # the package a loss comes from: the file of taufree.integrations that has a twin of it
     "GCL": "pygcl",
@@ -31,7 +31,8 @@ def temperature_free(loss: _T, link: LinkLike = None) -> _T:
             it is.
         link: the link of the copy, as the argument ``link`` of the losses. None: the loss's own if it has no
             temperature, else ``LogOdds()``, and for sentence-transformers and open_clip, whose vectors are
-            compared, ``FittedLogOdds()``.
+            compared, ``FittedLogOdds()``. The bias of ``SigmoidNCE`` goes with the temperature that it was
+            chosen for: it is the prior then.
 
     Examples:
         >>> from taufree import Temperature
@@ -41,8 +42,10 @@ def temperature_free(loss: _T, link: LinkLike = None) -> _T:
           (link): LogOdds(gain=1.0, resolution=0.0001)
         )
     """
-    if isinstance(loss, (InfoNCE, NTXent, SupCon)):
+    if isinstance(loss, (InfoNCE, NTXent, SupCon, SigmoidNCE)):
         found = copy.deepcopy(loss)
+        if isinstance(found, SigmoidNCE) and not is_free(found.link) and found.bias != "learnable":
+            found.bias = None  # it went with the temperature
         if link is not None or not is_free(found.link):
             found.link = as_link(link)
         return found

@@ -15,6 +15,7 @@ from taufree.backends.numerics import chords, no_autocast, normalize
 from taufree.backends.sharded import step as sharded
 from taufree.checks import (
     check_alike,
+    check_bias,
     check_float,
     check_hardness,
     check_integers,
@@ -282,6 +283,52 @@ def _own_labels(embeddings: Tensor, gather: GatherLike) -> Tensor:
 def paired_logits(a: Tensor, b: Tensor, link: Link) -> Tensor:
     """The logits [N] of row i of a with row i of b, exact; a link that measures stays as it is."""
     return link.logit(*chords(*normalize(a), *normalize(b)))
+
+
+@without_temperature
+def sigmoid_nce(
+    query: Tensor,
+    key: Tensor,
+    *,
+    ids: Tensor | None = None,
+    link: LinkLike = None,
+    bias: float | Tensor | None = None,
+    weights: Tensor | None = None,
+    reduction: str = "mean",
+    gather_distributed: GatherLike = False,
+    backend: str = "auto",
+) -> Tensor:
+    """The sigmoid loss, SigLIP's: for every query and key, whether they belong together, yes or no.
+
+        L_i = log(1 + exp(-z_ii)) + sum_{j != i} log(1 + exp(z_ij)),  z_ij = l(c_ij) + b
+
+    with c the cosines, l the link and b the bias. There is no normaliser: one visit of the pairs gives loss
+    and gradient, three quarters of the work of ``info_nce``, and ranks exchange embeddings alone.
+
+    Args:
+        query, key: [N, D]; row i of one belongs to row i of the other. Rows are normalised inside.
+        ids: integers, [N]; a key with the query's id that is not its own is left out.
+        link: how a cosine becomes a logit, see ``info_nce``. The gain of ``FittedLogOdds`` is the one that is
+            best for this loss.
+        bias: b. None is the prior log-odds of a pair, -log(N - 1), with N the keys of all ranks, those left
+            out too; 0 for a single key. A number is that bias. A tensor of one number gets its gradient if it
+            requires one. SigLIP learns it, from -10, with a learned temperature from 0.1.
+        weights: [N], what each query's loss is multiplied by; "mean" is the weighted mean.
+        reduction, gather_distributed, backend: see ``info_nce``. "mean" is over the queries, as in SigLIP.
+
+    Examples:
+        >>> query, key = torch.eye(3)[:2], torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]])
+        >>> round(sigmoid_nce(query, key).item(), 4)
+        1.4654
+        >>> round(sigmoid_nce(query, key, link=0.1, bias=-10.0).item(), 4)
+        3.0071
+    """
+    check_alike(query=query, key=key)
+    if ids is not None:
+        check_integers("ids", ids, query)
+    check_weights(weights, query)
+    contrast = Contrast(query, key, ids=ids, bias=check_bias(bias))
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend)
 
 
 def _loss(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from taufree.checks import check_hardness, check_options, without_temperature
+from taufree.checks import check_bias, check_hardness, check_options, without_temperature
+from taufree.contrast import Bias
 from taufree.distributed import Gathering, GatherLike
-from taufree.functional import info_nce, nt_xent, sup_con
+from taufree.functional import info_nce, nt_xent, sigmoid_nce, sup_con
 from taufree.links import LinkLike
 
 
@@ -157,3 +159,64 @@ class SupCon(_Loss):
     ) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
         return sup_con(embeddings, labels, keys, key_labels, weights=weights, **self._options())
+
+
+class SigmoidNCE(_Loss):
+    """Module form of ``taufree.sigmoid_nce``.
+
+    Args:
+        bias: as in ``sigmoid_nce``, or "learnable": the prior log-odds plus a parameter that begins at 0, so
+            that nothing has to be chosen. A parameter is learned as it is.
+        link, reduction, gather_distributed, backend: see ``sigmoid_nce``; the names "fitted", "calibrated"
+            and "learnable" are links too.
+
+    Examples:
+        >>> import torch
+        >>> from taufree import LearnableTemperature
+        >>> SigmoidNCE(link=LearnableTemperature(0.1), bias=nn.Parameter(torch.tensor(-10.0)))
+        SigmoidNCE(
+          bias=-10.0, reduction='mean', backend='auto'
+          (link): LearnableTemperature(tau=0.1, max_scale=100.0)
+        )
+        >>> round(SigmoidNCE()(torch.eye(4), torch.eye(4)).item(), 2)
+        0.86
+    """
+
+    @without_temperature
+    def __init__(
+        self,
+        *,
+        link: LinkLike = None,
+        bias: float | Tensor | str | None = None,
+        reduction: str = "mean",
+        gather_distributed: GatherLike = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            link=link, reduction=reduction, gather_distributed=gather_distributed, backend=backend
+        )
+        if isinstance(bias, str):
+            if bias != "learnable":
+                raise ValueError(
+                    f'bias must be a number, a tensor of one, None or "learnable", got {bias!r}.'
+                )
+            self.bias_above_prior = nn.Parameter(torch.zeros(()))
+        else:
+            check_bias(bias)
+        self.bias = bias
+
+    def forward(
+        self, query: Tensor, key: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch; shapes as in ``sigmoid_nce``."""
+        bias: Any = self.bias
+        if bias == "learnable":
+            bias = Bias(0.0, self.bias_above_prior, True)
+        options = self._options()
+        for name in ("decoupled", "hardness", "scale_hardness"):  # of losses with a denominator
+            del options[name]
+        return sigmoid_nce(query, key, ids=ids, bias=bias, weights=weights, **options)
+
+    def extra_repr(self) -> str:
+        bias = self.bias.item() if isinstance(self.bias, Tensor) else self.bias
+        return f"bias={bias!r}, {super().extra_repr()}"

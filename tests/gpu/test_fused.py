@@ -5,9 +5,9 @@ import torch
 
 from taufree import Link, LogOdds
 from taufree.backends import fused
-from taufree.contrast import Contrast
+from taufree.contrast import Bias, Contrast
 from tests.support.devices import require_gpu
-from tests.support.fused_cases import DECOUPLED, LINKS, TOLERANCE, errors, evaluate, make
+from tests.support.fused_cases import DECOUPLED, LINKS, SIGMOID, TOLERANCE, errors, evaluate, make
 
 pytestmark = require_gpu()
 
@@ -35,7 +35,7 @@ def test_says_what_it_cannot_do(change, link, reason):
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (130, 16), (515, 200), (1100, 1030)], ids=str)
-@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels", *DECOUPLED])
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels", *DECOUPLED, *SIGMOID])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_agrees_with_the_reference(shape, name, dtype):
     if shape[0] == 1:
@@ -68,16 +68,23 @@ def test_deterministic_gradients_are_bit_equal():
         assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("name", SIGMOID)
+@pytest.mark.parametrize("link", LINKS)
+def test_the_sigmoid_loss_with_every_link(name, link):
+    assert max(errors(name, 515, 200, torch.float32, LINKS[link](), "cuda")) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("contrast", [{"symmetric": True}, {"bias": Bias(0.0, None, True)}], ids=str)
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_step_never_waits_for_the_gpu_and_fits_a_graph(link, dtype):
+def test_a_step_never_waits_for_the_gpu_and_fits_a_graph(link, dtype, contrast):
     a, b = (torch.randn(700, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(2))
     with torch.device("cuda"):
         link = LINKS[link]()
 
     def step():
         a.grad = b.grad = None
-        fused.loss(Contrast(a, b, symmetric=True), link, 1 / 700).backward()
+        fused.loss(Contrast(a, b, **contrast), link, 1 / 700).backward()
 
     step()
     expected = a.grad.clone()
@@ -93,7 +100,7 @@ def test_a_step_never_waits_for_the_gpu_and_fits_a_graph(link, dtype):
     graph = torch.cuda.CUDAGraph()
     a.grad = b.grad = None
     with torch.cuda.graph(graph):
-        fused.loss(Contrast(a, b, symmetric=True), link, 1 / 700).backward()
+        fused.loss(Contrast(a, b, **contrast), link, 1 / 700).backward()
     graph.replay()
     torch.testing.assert_close(a.grad, expected, rtol=2e-2, atol=1e-6)
 
@@ -103,4 +110,5 @@ def test_memory_grows_with_the_rows_not_their_square():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     fused.loss(Contrast(a, b, symmetric=True), LogOdds(), None).sum().backward()
+    fused.loss(Contrast(a, b, bias=Bias(0.0, None, True)), LogOdds(), 1.0).backward()
     assert torch.cuda.max_memory_allocated() - before < 600 * 2**20  # a dense matrix: 1600 MB, several times

@@ -7,7 +7,7 @@ import pytest
 import pytorch_metric_learning.losses
 import torch
 
-from taufree import Temperature, info_nce, nt_xent, sup_con
+from taufree import LearnableTemperature, SigmoidNCE, Temperature, info_nce, nt_xent, sup_con
 from tests.support.comparison import agree, rows
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "blockwise"])
@@ -39,6 +39,20 @@ def test_symmetric_info_nce_is_open_clips(backend):
     unit = torch.nn.functional.normalize
     theirs = open_clip.ClipLoss()(unit(image, dim=1), unit(text, dim=1), torch.tensor(1 / 0.07))
     agree(info_nce(image, text, symmetric=True, link=Temperature(0.07), backend=backend), theirs, image, text)
+
+
+@BACKENDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_sigmoid_loss_is_open_clips(backend, dtype):
+    """With a learned scale and bias, begun as SigLIP's are; also where every gradient is compared."""
+    image, text = (rows(33, 16, seed=seed).detach().to(dtype).requires_grad_() for seed in range(2))
+    bias = torch.nn.Parameter(torch.tensor(-10.0, dtype=dtype))
+    loss = SigmoidNCE(link=LearnableTemperature(0.1).to(dtype), bias=bias, backend=backend)
+    unit = torch.nn.functional.normalize
+    theirs = open_clip.loss.SigLipLoss()(
+        unit(image, dim=1), unit(text, dim=1), loss.link.log_scale.exp(), loss.bias
+    )
+    agree(loss(image, text), theirs, image, text, loss.link.log_scale, loss.bias)
 
 
 @BACKENDS

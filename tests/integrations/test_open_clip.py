@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from examples.clip import batch, main, things, tiny_clip
-from taufree import FittedLogOdds, LogOdds, info_nce
+from taufree import FittedLogOdds, LogOdds, info_nce, sigmoid_nce
 from taufree.integrations import open_clip as integration
-from taufree.integrations.open_clip import ClipLoss, temperature_free
+from taufree.integrations.open_clip import ClipLoss, SigLipLoss, temperature_free
 
 
 def features(n=9, d=6):
@@ -45,6 +45,35 @@ def test_without_it_is_both_directions_on_the_log_odds():
     grads = (torch.autograd.grad(x, list(inputs.values())) for x in (found, expected))
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_siglip_with_the_learned_scale_is_open_clips():
+    inputs = features()
+    scale, bias = (torch.tensor(x, requires_grad=True) for x in (10.0, -10.0))
+    leaves = [*inputs.values(), scale, bias]
+    found, expected = (
+        [loss, *torch.autograd.grad(loss, leaves)]
+        for loss in (
+            one(**inputs, logit_scale=scale, logit_bias=bias)
+            for one in (SigLipLoss(use_logit_scale=True), open_clip.loss.SigLipLoss())
+        )
+    )
+    assert all(map(torch.equal, found, expected))
+    assert SigLipLoss(use_logit_scale=True)(**inputs, logit_scale=10.0) > 0  # without a bias
+
+
+def test_siglip_without_has_the_prior_for_its_bias_and_lets_the_scale_be():
+    inputs, unused = features(), [torch.tensor(x, requires_grad=True) for x in (10.0, -10.0)]
+    loss = SigLipLoss(link="free", backend="blockwise")
+    assert type(SigLipLoss().link) is FittedLogOdds
+    found = loss(**inputs, logit_scale=unused[0], logit_bias=unused[1], output_dict=True)["contrastive_loss"]
+    assert found == sigmoid_nce(*inputs.values())
+    found.backward()
+    assert [x.grad.item() for x in unused] == [0, 0]
+    twin = temperature_free(open_clip.loss.SigLipLoss(rank=1, world_size=2, dist_impl="shift"))
+    assert isinstance(twin, SigLipLoss)
+    assert (twin.rank, twin.world_size, twin.dist_impl, twin.use_logit_scale) == (1, 2, "shift", False)
+    assert type(temperature_free(loss).link) is LogOdds
 
 
 def test_the_default_fits_its_gain():
@@ -138,8 +167,10 @@ def test_an_argument_that_no_version_has_is_refused():
 def test_what_cannot_be_done_is_said():
     with pytest.raises(TypeError, match=r"got CoCaLoss of open_clip\.loss, which overrides forward\.$"):
         temperature_free(open_clip.CoCaLoss(1.0, 1.0))
-    with pytest.raises(TypeError, match=r"^loss must be one of ClipLoss, got SigLipLoss of open_clip"):
-        temperature_free(open_clip.loss.SigLipLoss())
+    with pytest.raises(TypeError, match=r"^loss must be one of ClipLoss, SigLipLoss, got Identity of torch"):
+        temperature_free(torch.nn.Identity())
+    with pytest.raises(ValueError, match=r"^link must be None with use_logit_scale=True"):
+        SigLipLoss(use_logit_scale=True, link="free")
     with pytest.raises(ValueError, match="use_horovod must be False"):
         ClipLoss(world_size=2, use_horovod=True)
     image, text = features().values()

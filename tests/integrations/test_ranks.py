@@ -91,3 +91,8 @@ def test_gradients_of_sentence_embeddings(ranks, settings, scale):
 def test_clip_trains_under_ddp_as_one_process_on_the_whole_batch(ranks):
     for found in ranks:
         assert max(found["clip"]) < 1e-6
+
+
+def test_siglip_is_one_process_on_the_whole_batch_and_open_clips_on_the_same_ranks(ranks):
+    for found in ranks:
+        assert max(found["siglip"]) < 2e-6

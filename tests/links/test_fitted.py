@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from taufree import FittedLogOdds, InfoNCE, LogOdds, info_nce, nt_xent, sup_con
+from taufree import FittedLogOdds, InfoNCE, LogOdds, info_nce, nt_xent, sigmoid_nce, sup_con
 from taufree.backends import likelihood
 from taufree.backends.measure import ContrastMeasure
-from taufree.contrast import Contrast
+from taufree.contrast import Bias, Contrast
 
 IDS = torch.arange(60) // 2
 
@@ -27,6 +27,8 @@ CONTRASTS = {
     "labels": lambda a, b: Contrast(a, labels=IDS % 9),
     "queue": lambda a, b: Contrast(a, b, queue=b.flip(0)[:31], in_batch=False),
     "queue and batch": lambda a, b: Contrast(a, b, queue=a.flip(0)[:31]),
+    "sigmoid": lambda a, b: Contrast(a, b, bias=Bias(0.0, None, True)),
+    "sigmoid, ids": lambda a, b: Contrast(a, b, ids=IDS, bias=Bias(1.0, torch.tensor(-3.0), False)),
     "own": lambda a, b: Contrast(a, b, own_negatives=torch.stack([b.flip(0), a.roll(1, 0)], 1)),
 }
 LOSSES = {
@@ -36,6 +38,8 @@ LOSSES = {
     "labels": lambda a, b, **kw: sup_con(a, IDS % 9, **kw),
     "queue": lambda a, b, **kw: info_nce(a, b, b.flip(0)[:31], **kw),
     "queue and batch": lambda a, b, **kw: info_nce(a, b, a.flip(0)[:31], in_batch=True, **kw),
+    "sigmoid": lambda a, b, **kw: sigmoid_nce(a, b, **kw),
+    "sigmoid, ids": lambda a, b, **kw: sigmoid_nce(a, b, ids=IDS, bias=-2.0, **kw),
     "own": lambda a, b, **kw: info_nce(a, b, torch.stack([b.flip(0), a.roll(1, 0)], 1), in_batch=True, **kw),
 }
 

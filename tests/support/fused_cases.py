@@ -4,7 +4,7 @@ import torch
 
 from taufree import LearnableTemperature, LogOdds, Temperature
 from taufree.backends import fused, reference
-from taufree.contrast import Contrast
+from taufree.contrast import Bias, Contrast
 from taufree.links.log_odds import with_gain
 
 
@@ -29,6 +29,7 @@ CONTRASTS = (
 )  # fmt: skip
 DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels", "decoupled keys")
 HARD = ("hard all", "hard own", "hard labels")
+SIGMOID = ("sigmoid", "sigmoid number", "sigmoid learned")
 
 
 def make(name, n, d, dtype, device="cpu"):
@@ -80,6 +81,12 @@ def make(name, n, d, dtype, device="cpu"):
         "decoupled own": ([a, b, own], lambda a, b, o: Contrast(a, b, own_negatives=o, decoupled=True)),
         "decoupled views": ([a, b], lambda a, b: Contrast(torch.cat([a, b]), shift=n, decoupled=True)),
         "decoupled labels": ([a], lambda a: Contrast(a, labels=ids % 3, decoupled=True)),
+        "sigmoid": ([a, b], lambda a, b: Contrast(a, b, bias=Bias(0.0, None, True))),
+        "sigmoid number": ([a, b], lambda a, b: Contrast(a, b, ids=ids, bias=Bias(-30.0, None, False))),
+        "sigmoid learned": (
+            [a, b, torch.tensor(-2.0, device=device)],
+            lambda a, b, x: Contrast(a, b, ids=ids, bias=Bias(0.5, x, True)),
+        ),
         "twin": ([a, twin], lambda a, b: Contrast(a, b, symmetric=True)),
     }[name]
 

@@ -1,11 +1,14 @@
 """What the processes of test_ranks.py do: each is a rank, and returns its relative errors."""
 
+import open_clip
 import torch
 from sentence_transformers.sentence_transformer import losses
 from torch import nn
+from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
-from taufree.integrations.open_clip import ClipLoss
+from taufree import sigmoid_nce
+from taufree.integrations.open_clip import ClipLoss, SigLipLoss
 from taufree.integrations.sentence_transformers import MultipleNegativesRankingLoss
 from tests.support.ranks import error
 
@@ -98,5 +101,22 @@ def clip(rank, world):
     ]
 
 
+def siglip(rank, world):
+    """With a scale and a bias against open_clip on the same ranks; without, against one process."""
+    everyone = [x.detach() for x in whole(2, world)]
+    images, texts = everyone[0].clone().requires_grad_(), everyone[1].clone().requires_grad_()
+    SigLipLoss(link="free")(images, texts).backward()
+    mine = own(everyone, rank)
+    SigLipLoss(link="free", rank=rank, world_size=world)(*mine).backward()
+    span = slice(rank * N, rank * N + N)
+    found = [error(x.grad / world, y.grad[span]) for x, y in zip(mine, (images, texts), strict=True)]
+    ours, theirs = own(everyone, rank), own(everyone, rank)
+    sigmoid_nce(*ours, link=0.1, bias=-10.0, gather_distributed=True).backward()
+    options = {"logit_scale": torch.tensor(10.0), "logit_bias": torch.tensor(-10.0)}
+    unit = [normalize(x, dim=1) for x in theirs]
+    open_clip.loss.SigLipLoss(rank=rank, world_size=world)(*unit, **options).backward()
+    return found + [error(x.grad, y.grad) for x, y in zip(ours, theirs, strict=True)]
+
+
 def everything(rank, world):
-    return {"ranking": ranking(rank, world), "clip": clip(rank, world)}
+    return {"ranking": ranking(rank, world), "clip": clip(rank, world), "siglip": siglip(rank, world)}

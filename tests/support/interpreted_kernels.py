@@ -8,25 +8,45 @@ import json
 
 import torch
 
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, info_nce, nt_xent
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, info_nce, nt_xent, sigmoid_nce
 from taufree.backends import fused, reference
-from taufree.contrast import Contrast
-from tests.support.fused_cases import CONTRASTS, DECOUPLED, HARD, LINKS, errors, make
+from taufree.contrast import Bias, Contrast
+from tests.support.fused_cases import CONTRASTS, DECOUPLED, HARD, LINKS, SIGMOID, errors, make
 
 N, D = 18, 20  # of the interpreter, whose time goes by rows and tiles: two tiles of rows, three of both views
-CASES = {
-    f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
-    for link in LINKS
-    for name in CONTRASTS
-    for dtype in (torch.float32, torch.bfloat16, torch.float16)
-    if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
-    if link not in ("tensor gain", "learned tau") or name in ("symmetric", "own", "labels")
-} | {
-    f"{link}, {name}, float32": (name, link, torch.float32)
-    for link in ("odds", "gain", "tau", "learned")
-    for name in (*DECOUPLED, *HARD)
+CASES = (
+    {
+        f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
+        for link in LINKS
+        for name in CONTRASTS
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        if dtype == torch.float32 or (link == "odds" and name in ("symmetric", "views"))
+        if link not in ("tensor gain", "learned tau") or name in ("symmetric", "own", "labels")
+    }
+    | {
+        f"{link}, {name}, float32": (name, link, torch.float32)
+        for link in ("odds", "gain", "tau", "learned")
+        for name in (*DECOUPLED, *HARD)
+    }
+    | {
+        f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
+        for name in SIGMOID
+        for link, dtype in [
+            *((x, torch.float32) for x in LINKS),
+            ("odds", torch.bfloat16),
+            ("odds", torch.float16),
+            ("learned", torch.bfloat16),
+        ]
+    }
+)
+WEIGHTS = {
+    "queue": None,
+    "sigmoid": 0.25,
+    "sigmoid number": None,
+    "one-way": 0.25,
+    "views": 0.125,
+    "few labels": 0.5,
 }
-WEIGHTS = {"queue": None, "one-way": 0.25, "views": 0.125, "few labels": 0.5}
 
 
 def agreement():
@@ -37,6 +57,7 @@ def agreement():
     }
     torch.use_deterministic_algorithms(True)
     found["deterministic"] = errors("symmetric", N, D, torch.float32, LogOdds())
+    found["deterministic"] += errors("sigmoid", N, D, torch.float32, LogOdds())
     torch.use_deterministic_algorithms(False)
     found["twin"] = errors("twin", N, D, torch.float32, LogOdds())
     return found
@@ -74,9 +95,9 @@ def unlike_fakes(dtype):
     return found
 
 
-def second_derivative(a, b):
-    first = fused.loss(Contrast(a, b), LogOdds(), None).sum()
-    first = torch.autograd.grad(first, a, create_graph=True)[0]
+def second_derivative(contrast):
+    first = fused.loss(contrast, LogOdds(), None).sum()
+    first = torch.autograd.grad(first, contrast.anchors, create_graph=True)[0]
     try:
         first.sum().backward()
     except RuntimeError as error:
@@ -100,19 +121,23 @@ def finite(a):
     found = []
     for x, y in ((a[:1], a[:1]), (0 * a, a), (torch.ones(4, 3), torch.ones(4, 3)), (a * 1e30, -a * 1e-36)):
         x = x.detach().clone().requires_grad_()
-        value = fused.loss(Contrast(x, y.detach(), symmetric=True), LogOdds(), None)
-        found.append([*value.tolist(), *torch.autograd.grad(value.sum(), x)[0].flatten().tolist()])
+        for contrast in (
+            Contrast(x, y.detach(), symmetric=True),
+            Contrast(x, y.detach(), bias=Bias(0.0, None, True)),
+        ):
+            value = fused.loss(contrast, LogOdds(), None)
+            found.append([*value.tolist(), *torch.autograd.grad(value.sum(), x)[0].flatten().tolist()])
     return found
 
 
 ONE_GRAPH = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
 
 
-def compiled(a):
+def compiled(a, function, **options):
     """How far the gradient of a compiled loss is from that of a plain one."""
 
     def plain(a, b):
-        return info_nce(a, b, symmetric=True, reduction="sum", backend="triton")
+        return function(a, b, **options, backend="triton").sum()
 
     grads = [torch.autograd.grad(loss(a, a.detach().flip(0)), a)[0] for loss in (plain, ONE_GRAPH(plain))]
     return float((grads[0] - grads[1]).norm() / grads[0].norm())
@@ -140,10 +165,17 @@ if __name__ == "__main__":
     found = {
         **agreement(),
         **columns_of_a_table(torch.randn(7, 5)),
-        "second derivative": second_derivative(a, torch.randn(7, 5)),
+        "second derivative": [
+            second_derivative(Contrast(a, torch.randn(7, 5), bias=bias))
+            for bias in (None, Bias(0.0, None, True))
+        ],
         "changed link": changed_link(a),
         "finite": finite(a),
-        "compiled": compiled(a),
+        "compiled": [
+            compiled(a, info_nce, symmetric=True, reduction="sum"),
+            compiled(a, sigmoid_nce),
+            compiled(a, sigmoid_nce, reduction="none"),
+        ],
         "unlike fakes": unlike_fakes(torch.float32) + unlike_fakes(torch.bfloat16),
         "calibrated": calibrated(torch.randn(N, D)),
     }

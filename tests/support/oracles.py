@@ -81,6 +81,10 @@ class Case:
                 found.append((n + i, [i], others, 0.5))
         return found
 
+    def bias(self) -> float:
+        """That of the sigmoid loss."""
+        return self.options.get("bias", -math.log(max(1, len(self.tensors[0]) - 1)))
+
     def closest(self) -> float:
         """The smallest angle of a pair that is compared, to each other or to the opposite."""
         u = torch.nn.functional.normalize(self.rows(), dim=1, eps=1e-300)
@@ -130,6 +134,11 @@ def float64(case: Case, link: taufree.Link) -> Truth:
             [len(positives) > 1] * len(positives) + [False] * len(negatives)
         )
         met.append((i, keys, cosine, weight * share * link.slope(cosine, 1 - cosine, 1 + cosine).detach()))
+        if case.function == "sigmoid_nce":
+            signs = torch.tensor([-1.0] + [1.0] * len(negatives))
+            z = signs * (logits + case.bias())
+            total = total + (z.clamp(min=0) + z.abs().neg().exp().log1p()).sum()
+            continue
         loss = logits.logsumexp(0) - logits[: len(positives)].mean()
         if case.options.get("decoupled"):
             loss = logits[len(positives) :].logsumexp(0) - logits[: len(positives)].mean()
@@ -171,13 +180,20 @@ def digits50(case: Case, link: taufree.Link) -> Truth:
             if case.options.get("scale_hardness", True) and factors:
                 factors = [x * len(factors) / mpmath.fsum(factors) for x in factors]
             logits = [*logits[:p], *(x + mpmath.log(y) for x, y in zip(logits[p:], factors, strict=True))]
+            questions = case.function == "sigmoid_nce"
             coupled = not case.options.get("decoupled")
             if not coupled and not negatives:
                 continue
             z = mpmath.fsum(mpmath.exp(x) for x in (logits if coupled else logits[p:]))
-            total += weight * (mpmath.log(z) - mpmath.fsum(logits[:p]) / p)
+            if questions:
+                odds = [mpmath.exp(x + case.bias()) for x in logits]
+                total += mpmath.log1p(1 / odds[0]) + mpmath.fsum(mpmath.log1p(x) for x in odds[1:])
+            else:
+                total += weight * (mpmath.log(z) - mpmath.fsum(logits[:p]) / p)
             for k, j in enumerate(keys):
                 share = mpmath.exp(logits[k]) / z if coupled or k >= p else mpmath.mpf(0)
+                if questions:
+                    share = odds[k] / (1 + odds[k])
                 a = weight * slopes[k] * (share - (mpmath.mpf(1) / p if k < p else 0))
                 size = float(weight * slopes[k] * (share + mpmath.mpf(1) / p) if k < p and p > 1 else abs(a))
                 for x, y in ((i, j), (j, i)):

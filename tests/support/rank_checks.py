@@ -57,6 +57,7 @@ def count_collectives(rank, backend="blockwise"):
         "nt_xent": lambda a, b: taufree.nt_xent(a, b, **options),
         "sup_con": lambda a, b: taufree.sup_con(a, torch.arange(8), **options),
         "calibrated": lambda a, b: taufree.nt_xent(a, b, link=CalibratedLogOdds(), **options),
+        "sigmoid": lambda a, b: taufree.sigmoid_nce(a, b, **options),
     }.items():
         for way in WAYS:
             a, b = rows.clone().requires_grad_(), rows.flip(0).clone().requires_grad_()
@@ -156,15 +157,44 @@ def second_derivative(rank, world):
     return [error(one / world, expected.split(sizes)[rank]) for one in (second, again)], told
 
 
+def learned_bias(rank, world, **options):
+    """The gradients of a bias and a scale that are learned, and the gain that is fitted, over all ranks."""
+    sizes = WORLDS[world][0]
+    a, b = torch.randn(2, sum(sizes), 64, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    found = []
+    for reduction in ("mean", "none"):
+        parts = [(a, b, {"backend": "reference"})]
+        mine = tuple(x.split(sizes)[rank] for x in (a, b))
+        parts.append((*mine, {"gather_distributed": True, **options}))
+        losses = []
+        for x, y, how in parts:
+            loss = taufree.SigmoidNCE(bias="learnable", link="learnable", reduction=reduction, **how).double()
+            loss(x.clone().requires_grad_(), y).mean(0).backward()
+            losses.append(loss)
+        for p, q in zip(losses[0].parameters(), losses[1].parameters(), strict=True):
+            if reduction == "none":
+                q.grad *= world * sizes[rank] / sum(sizes)  # a rank's mean is over its own rows
+            dist.all_reduce(q.grad)
+            found.append(error(q.grad / world, p.grad))
+    links = [taufree.FittedLogOdds().double() for _ in range(2)]
+    taufree.sigmoid_nce(a.clone().requires_grad_(), a + b, link=links[0])
+    x, y = (x.split(sizes)[rank] for x in (a, a + b))
+    taufree.sigmoid_nce(x.clone().requires_grad_(), y, link=links[1], gather_distributed=True, **options)
+    return [*found, abs(links[1].gain / links[0].gain - 1), float(links[0].gain < 1.01)]
+
+
 def backward_twice(rank):
     a, b = (
         torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * i + rank), requires_grad=True)
         for i in range(2)
     )
-    loss = taufree.info_nce(a, b, symmetric=True, gather_distributed=True, backend="blockwise")
-    first = torch.autograd.grad(loss, (a, b), retain_graph=True)
-    second = torch.autograd.grad(3 * loss, (a, b))
-    return max(error(y, 3 * x) for x, y in zip(first, second, strict=True))
+    options = {"gather_distributed": True, "backend": "blockwise"}
+    worst = 0.0
+    for loss in (taufree.info_nce(a, b, symmetric=True, **options), taufree.sigmoid_nce(a, b, **options)):
+        first = torch.autograd.grad(loss, (a, b), retain_graph=True)
+        second = torch.autograd.grad(3 * loss, (a, b))
+        worst = max(worst, *(error(y, 3 * x) for x, y in zip(first, second, strict=True)))
+    return worst
 
 
 def several_views(rank, world):
@@ -184,6 +214,7 @@ def largest(world):
         with forced(way), patch.object(blockwise, "TILE_SIZE", 16), Largest() as seen:
             taufree.info_nce(a, b, symmetric=True, gather_distributed=True, backend="blockwise").backward()
             taufree.nt_xent(a, b, gather_distributed=True, backend="blockwise").backward()
+            taufree.sigmoid_nce(a, b, gather_distributed=True, backend="blockwise").backward()
         found[way] = seen.numel
     return found
 
@@ -202,6 +233,7 @@ def everything(rank, world):
         found["fsdp"] = train(rank, world, "fsdp")
     found["second derivative"] = second_derivative(rank, world)
     found["backward twice"] = backward_twice(rank)
+    found["learned bias"] = learned_bias(rank, world, backend="blockwise")
     found["collectives"] = count_collectives(rank)
     found["largest"] = largest(world)
     found["several views"] = several_views(rank, world)
@@ -223,7 +255,7 @@ def kernels(rank, world):
     launch.tile_config = lambda link, labels, mode: launch.Config(16, 16, 64)
     found = {}
     for call, link, way in itertools.product(CALLS, LINKS, WAYS):
-        every = call in ("symmetric, ids", "nt_xent", "sup_con")
+        every = call in ("symmetric, ids", "nt_xent", "sup_con", "sigmoid, ids")
         if link == "odds" or every or (call, link) == ("queue and batch", "learned"):
             with forced(way):
                 found[f"{call}, {link}, {way}"] = compare(call, link, "mean", rank, world, "triton")

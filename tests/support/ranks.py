@@ -56,6 +56,9 @@ CALLS = {  # function, tensors, options
     "sup_con, hard": ("sup_con", "ak", {"labels": 4, "key_labels": 4, "hardness": 2.0}),
     "symmetric, decoupled": ("info_nce", "ab", {"symmetric": True, "decoupled": True, "weights": None}),
     "nt_xent, decoupled": ("nt_xent", "ab", {"decoupled": True, "weights": None}),
+    "sigmoid": ("sigmoid_nce", "ab", {"bias": -3.0}),
+    "sigmoid, ids": ("sigmoid_nce", "ab", {"ids": 3, "weights": None}),
+    "sigmoid, fixed keys": ("sigmoid_nce", "aB", {}),
     "sup_con, decoupled": ("sup_con", "a", {"labels": 4, "decoupled": True, "weights": None}),
 }
 REDUCTIONS = ("mean", "sum", "none")

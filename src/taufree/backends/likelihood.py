@@ -79,12 +79,48 @@ class Totals:
         share = log_z.softmax(0)
         mean, square = (share * means).sum(0), (share * squares).sum(0)
         some = (self.negatives > 0) & (self.positives > 0)
-        smoothing = 1 / (anchors + 2)
-        target = (1 - smoothing) * (self.of_positives / self.positives)
-        target = target + smoothing * (self.of_negatives / self.negatives)
-        gradient = (mean - target).where(some, 0)
+        gradient = (mean - self._targets(anchors)).where(some, 0)
         variance = (square - mean.square()).clamp(min=0).where(some, 0)
         return torch.stack([some.sum().to(mean), gradient.sum(), variance.sum()])
+
+    def _targets(self, anchors: int) -> Tensor:
+        smoothing = 1 / (anchors + 2)
+        target = (1 - smoothing) * (self.of_positives / self.positives)
+        found: Tensor = target + smoothing * (self.of_negatives / self.negatives)
+        return found
+
+
+class SigmoidTotals(Totals):
+    """The same of the sigmoid loss: with p the sigmoid of logit and bias, the expectation of l is the sum of
+    p l over an anchor's candidates, and the variance that of p (1 - p) l^2."""
+
+    def __init__(self, count: int, device: torch.device, bias: Tensor | float) -> None:
+        super().__init__(count, device)
+        self.bias = bias
+        self.mean, self.variance = torch.zeros(2, count, dtype=self.wide, device=device)
+
+    def add_positives(self, logits: Tensor) -> None:
+        super().add_positives(logits)
+        self._add(logits[:, None].to(self.wide))
+
+    def add(self, logits: Tensor, left_out: Tensor | None, same: Tensor | None) -> None:
+        if left_out is not None:  # whose logit, 0, adds nothing to the sums
+            logits = logits.masked_fill(left_out, 0)
+            self.negatives = self.negatives - left_out.sum(1)
+        self.of_negatives = self.of_negatives + logits.sum(1).to(self.wide)
+        self.negatives = self.negatives + logits.shape[1]
+        self._add(logits)
+
+    def _add(self, logits: Tensor) -> None:
+        share = torch.sigmoid(logits + self.bias)
+        weighted = share * logits
+        self.mean = self.mean + weighted.sum(1).to(self.wide)
+        self.variance = self.variance + (weighted * (1 - share) * logits).sum(1).to(self.wide)
+
+    def sums(self, anchors: int) -> Tensor:
+        some = (self.negatives > 0) & (self.positives > 0)
+        gradient = (self.mean - self._targets(anchors)).where(some, 0)
+        return torch.stack([some.sum().to(gradient), gradient.sum(), self.variance.where(some, 0).sum()])
 
 
 class AnchorSample:
@@ -101,6 +137,10 @@ class AnchorSample:
         self.u, self.square = self._around_origin(unit)
         self.groups = None if contrast.groups is None else contrast.groups[self.index]
         self.totals = Totals(count, device)
+        if contrast.bias is not None:
+            number, learned, _ = contrast.bias.among(n)
+            bias = number if learned is None else number + learned.detach().to(device)
+            self.totals = SigmoidTotals(count, device, bias)
 
     def add_own(self) -> None:
         """All candidates that the contrast itself holds."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from taufree.backends.numerics import chords, normalize, similarity
-from taufree.contrast import Contrast
+from taufree.contrast import Bias, Contrast
 from taufree.dtypes import result_dtype
 from taufree.links import Link
 
@@ -58,6 +59,8 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)
         return of(target, logits.masked_fill(same, -torch.inf)).where(count > 0, 0)
     positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
+    if contrast.bias is not None:
+        return _questions(positive, logits, contrast.bias)
     losses = of(positive, logits)
     if contrast.symmetric and in_batch is not None:
         across = in_batch.T if contrast.offsets is None else in_batch.T - contrast.offsets[1][:, None]
@@ -95,6 +98,17 @@ def _decoupled(positive: Tensor, negatives: Tensor) -> Tensor:
     none = (negatives == -torch.inf).all(1)
     excess = (negatives - positive[:, None]).masked_fill(none[:, None], 0)
     return excess.logsumexp(1).where(~none, 0) if excess.shape[1] else positive * 0
+
+
+def _questions(positive: Tensor, negatives: Tensor, bias: Bias) -> Tensor:
+    """The cross-entropies of each pair's own yes or no: log(1 + exp(-z)) of the positive's logit z, and
+    log(1 + exp(z)) of the negatives'."""
+    if bias.prior:  # by operators, which need not be compiled again for another N
+        candidates = torch.full((), negatives.shape[1], dtype=positive.dtype, device=positive.device)
+        positive, negatives = (x - (candidates - 1).clamp(min=1).log() for x in (positive, negatives))
+    added = bias.number if bias.learned is None else bias.number + bias.learned.to(positive)
+    # From 40 on softplus(z) is z, to all digits; and exp(40) is in float32's range.
+    return softplus(-positive - added, threshold=40) + softplus(negatives + added, threshold=40).sum(1)
 
 
 def by_label(logits: Tensor, same: Tensor, count: Tensor) -> Tensor:

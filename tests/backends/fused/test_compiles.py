@@ -17,10 +17,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 from taufree import LearnableTemperature, LogOdds, Temperature  # noqa: E402
 from taufree.backends import fused as backend  # noqa: E402
 from taufree.backends.fused import row_passes as rows  # noqa: E402
+from taufree.backends.fused import sigmoid as questions  # noqa: E402
 from taufree.backends.fused import tile_passes as launch  # noqa: E402
 from taufree.backends.fused.arguments import ODDS, KernelLink  # noqa: E402
 from taufree.backends.sharded import fused as shards  # noqa: E402
-from taufree.contrast import Contrast, Shard  # noqa: E402
+from taufree.contrast import Bias, Contrast, Shard  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def compiled(monkeypatch):
             options["enable_fp_fusion"] = True
             done[key] = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
-    for module in (launch, rows):
+    for module in (launch, rows, questions):
         monkeypatch.setattr(module, "start", compile_only)
     monkeypatch.setattr(launch, "_add_product", lambda *_: None)
     return done
@@ -114,6 +115,34 @@ def test_every_launch_of_a_step_compiles(case, link, dtype, compiled):
     launched = {key[0] for key in compiled}
     assert {"tile_sums", "tile_coefficients"} <= launched
     assert any(name.startswith("finish") for name in launched)
+    assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize(
+    ("link", "dtype"),
+    [
+        ("odds", torch.bfloat16),
+        ("odds", torch.float32),
+        ("gain", torch.float16),
+        ("tau", torch.bfloat16),
+        ("learned", torch.bfloat16),
+        ("learned", torch.float32),
+    ],
+    ids=str,
+)
+def test_the_sigmoid_loss_compiles(link, dtype, compiled):
+    """With a shard of another rank, and without a gradient too."""
+    a, b = (torch.randn(40, 72).to(dtype).requires_grad_() for _ in range(2))
+    bias, ids = Bias(0.0, torch.tensor(-2.0) if link == "learned" else None, True), torch.arange(40)
+    for contrast, weights in ((Contrast(a, b, bias=bias), 0.5), (Contrast(a, b, ids=ids, bias=bias), None)):
+        backend.loss(contrast, LINKS[link], weights)
+    make, connected = questions.engine_of(contrast, LINKS[link], 0.0)
+    inputs = [a, b, bias.learned, *connected]
+    engine = make(inputs, ids, [True] * len(inputs), torch.ones(40))
+    engine.add_own()
+    assert engine.add(Shard(b.detach()[:24], ids[:24], False), True).shape == (24, 72)
+    engine.finish()
+    assert {"tile_questions", "close_questions", "finish"} <= {key[0] for key in compiled}
     assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
 
 

@@ -52,7 +52,7 @@ def test_deterministic_sums(interpreted):
 
 
 def test_a_second_derivative_names_the_backend_that_has_one(interpreted):
-    assert 'backend="reference"' in interpreted["second derivative"]
+    assert all('backend="reference"' in said for said in interpreted["second derivative"])
 
 
 def test_any_finite_input_gives_finite_results(interpreted):
@@ -76,7 +76,7 @@ def test_a_link_may_change_between_forward_and_backward(interpreted):
 
 
 def test_compiles_to_one_graph(interpreted):
-    assert interpreted["compiled"] == 0
+    assert interpreted["compiled"] == [0, 0, 0]
 
 
 def test_the_operators_give_the_shapes_that_torch_compile_is_told(interpreted):

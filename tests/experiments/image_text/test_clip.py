@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy, normalize
 
+from taufree import sigmoid_nce
 from taufree.experiments.image_text import clip as clip_module
 from taufree.experiments.image_text.clip import CLIP, CLIPSettings
 from taufree.experiments.image_text.frozen import digest_of
@@ -62,6 +63,22 @@ def test_a_step_is_symmetric_info_nce_of_images_and_their_own_captions(begun, fr
         found = recipe.step(model, batch, training.link)
     assert found.loss.item() == pytest.approx(expected.item(), rel=1e-4)
     assert found.observation.candidates == 8
+
+
+def test_the_sigmoid_loss_with_the_prior_and_with_a_bias_that_is_learned(begun):
+    losses, batch = [], None
+    for name in ("sigmoid", "sigmoid-bias"):
+        training = begun("learnable", frozen=True, loss=name)
+        recipe, model = training.recipe, training.model
+        batch = batch or next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+        loss = recipe.step(model.eval(), batch, training.link).loss
+        losses.append(loss.item())
+        loss.backward()
+    image, text = model(batch[1], batch[2:])
+    assert losses[0] == pytest.approx(sigmoid_nce(image, text, link=training.link).item(), rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # it begins at the prior
+    assert model.bias.grad != 0
+    begun("learnable", frozen=True, loss="sigmoid-bias").train_epoch()
 
 
 def test_captions_of_one_image_are_no_negatives_of_each_other(begun):

@@ -64,6 +64,10 @@ _machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
+    if contrast.bias is not None:
+        from taufree.backends.fused import sigmoid
+
+        return sigmoid.loss(contrast, link, weights)
     from taufree.backends.fused import op
     from taufree.backends.fused.arguments import arguments_of
 

@@ -33,6 +33,9 @@ gradients of shared negatives          if wanted  M D x 4 (8 for float64), by re
 By the ring the embeddings come in W - 1 messages instead, once for the forward and once more for the
 backward (and once before both for a link that measures), and the gradients in W - 1.
 
+The sigmoid loss has no sums to wait for: what it exchanges, gradients included, it exchanges once, in the
+forward, but for "none"; see :mod:`.sigmoid`.
+
 "All ranks" are the W ranks of a process group, the default one or the user's. Gradients are those of the sum
 over the ranks of what each of them calls backward on, which DDP over the same group divides by W.
 For "mean" and "sum" every rank holds the same loss, so that W times its gradient is divided by W; it must be
@@ -126,6 +129,11 @@ def loss(
     weights = anchor_weights(reduction, sum(sizes), count, given)
     if isinstance(weights, Tensor):
         weights = weights[own.start : own.stop]
+    if contrast.bias is not None:
+        from taufree.backends.sharded import sigmoid  # which needs this module
+
+        contrast = replace(contrast, bias=contrast.bias.among(sum(sizes)))
+        return sigmoid.loss(contrast, link, ranks, sizes, groups, weights, backend)
     step = ShardedStep(contrast, ranks, sizes, queues, key_sizes, key_groups, weights)
     link = link.prepare(step)
     make: Callable[..., ShardEngine]
@@ -184,7 +192,7 @@ class ShardedStep:
         self._start()
         into.add_own()
         if self.keys is not None:
-            self.keys.visit(lambda rows, span: into.add(rows, self._shard(rows, span).groups))
+            self.keys.visit(lambda rows, span: into.add(rows, self.shard(rows, span).groups))
         if self.queue is not None:
             self.queue.visit(lambda rows, span: into.add(rows, self._queue_shard(rows, span).groups))
 
@@ -198,7 +206,7 @@ class ShardedStep:
             cols = torch.full((sum(self.sizes),), engine.empty_sum, dtype=engine.sum_dtype, device=device)
 
         def add(rows: Tensor, span: range) -> None:
-            found = engine.add(self._shard(rows, span))
+            found = engine.add(self.shard(rows, span))
             if cols is not None and found is not None:
                 cols[span.start : span.stop] = found
 
@@ -230,7 +238,7 @@ class ShardedStep:
 
             def add(rows: Tensor, span: range) -> Tensor | None:
                 theirs = None if known is None else known[span.start : span.stop]
-                return engine.add_gradients(self._shard(rows, span), theirs, give_back)
+                return engine.add_gradients(self.shard(rows, span), theirs, give_back)
 
             of_keys = self.keys.visit(add, engine.dtype if give_back else None)
         if self.queue is not None:
@@ -245,7 +253,7 @@ class ShardedStep:
             if exchanged is not None:
                 exchanged.start()
 
-    def _shard(self, rows: Tensor, span: range) -> Shard:
+    def shard(self, rows: Tensor, span: range) -> Shard:
         groups = None if self.key_groups is None else self.key_groups[span.start : span.stop]
         return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None)
 
@@ -297,6 +305,10 @@ def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: s
         text += shown("keys", contrast.keys, "M")
     elif contrast.keys is None:
         text = "nt_xent" + shown("both views", contrast.anchors, "N")
+    elif contrast.bias is not None:
+        text = "sigmoid_nce" + shown("query", contrast.anchors, "N") + shown("key", contrast.keys, "N")
+        text += shown("bias", contrast.bias.learned, "") or f", bias={contrast.bias.number}"
+        text += " and the prior" if contrast.bias.prior else ""
     else:
         text = "info_nce" + shown("query", contrast.anchors, "N") + shown("positive_key", contrast.keys, "N")
         text += shown("negative_keys", contrast.queue, "M")

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from taufree import Link, info_nce
+from taufree import Link, info_nce, sigmoid_nce
 from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.knn_and_linear import nearest
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
@@ -82,6 +82,10 @@ class CLIPSettings(CropSettings):
     learning_rate: Annotated[float, "The highest learning rate of AdamW for the heads."] = 1e-3
     tower_learning_rate: Annotated[float, "The same for the towers."] = 5e-5
     weight_decay: Annotated[float, "The weight decay of AdamW."] = 1e-2
+    loss: Annotated[
+        Literal["info_nce", "sigmoid", "sigmoid-bias"],
+        "CLIP's, SigLIP's with the prior log-odds for its bias, or SigLIP's with a number learned above it.",
+    ] = "info_nce"
     smallest_crop: Annotated[
         float, "The least share of an image's area that a training view shows.", Bounds(0.01, 1)
     ] = 0.5
@@ -176,7 +180,10 @@ class CLIP(ImagesOnDevice):
         text: nn.Module = nn.Identity()
         if not chosen.frozen:
             image, text = self._towers.make(), copy.deepcopy(self._text_tower)
-        return TwoTowers(image, text, self._widths, chosen.projection, chosen.dropout)
+        made = TwoTowers(image, text, self._widths, chosen.projection, chosen.dropout)
+        if chosen.loss == "sigmoid-bias":
+            made.bias = nn.Parameter(torch.zeros(()))
+        return made
 
     def compiled(self, model: nn.Module) -> Sequence[nn.Module]:
         assert isinstance(model, TwoTowers)
@@ -188,6 +195,8 @@ class CLIP(ImagesOnDevice):
         groups: list[dict[str, Any]] = [{"params": model.heads}]
         if not chosen.frozen:
             groups.append({"params": model.towers, "lr": chosen.tower_learning_rate})
+        if model.bias is not None:
+            groups.append({"params": [model.bias], "weight_decay": 0.0})
         return torch.optim.AdamW(
             groups, lr=chosen.learning_rate, weight_decay=chosen.weight_decay, fused=True
         )
@@ -240,7 +249,13 @@ class CLIP(ImagesOnDevice):
             images = self._augment(self._lines_of(images), box, flip)
         image, text = model(images, texts)
         # By their ids, captions of one image are never negatives of each other.
-        loss = info_nce(image, text, symmetric=True, ids=ids, link=link)
+        if self.settings.loss == "info_nce":
+            loss = info_nce(image, text, symmetric=True, ids=ids, link=link)
+        else:
+            bias: Any = model.bias
+            if bias is not None:
+                bias = bias - math.log(len(ids) - 1)
+            loss = sigmoid_nce(image, text, ids=ids, link=link, bias=bias)
         return Step(loss, observe_pairs(image, text, link))
 
     def follow(self, model: nn.Module) -> dict[str, float]:

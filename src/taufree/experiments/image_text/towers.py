@@ -87,10 +87,13 @@ class TwoTowers(nn.Module):
         dropout: of the features that the linear heads take.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
         self, image: nn.Module, text: nn.Module, widths: tuple[int, int], dimension: int, dropout: float
     ) -> None:
         super().__init__()
+        self.register_parameter("bias", None)  # of the sigmoid loss, above its prior, where it is learned
         self.image, self.text = image, text
         self.image_head, self.text_head = (
             nn.Sequential(nn.Dropout(dropout), nn.Linear(width, dimension)) for width in widths
