@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from taufree.stats import Tally, Tracker
+
 Span: TypeAlias = range | slice  # from start to stop; code compiled for a slice holds for any stop
 
 
@@ -38,6 +40,7 @@ class Contrast:
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
+        tracker: where the backend leaves the statistics of the pairs, if they are wanted.
     """
 
     anchors: Tensor
@@ -52,6 +55,7 @@ class Contrast:
     key_labels: Tensor | None = None
     positives: Tensor | None = None
     decoupled: bool = False
+    tracker: Tracker | None = None
 
     @property
     def n(self) -> int:
@@ -139,6 +143,7 @@ class Shard(NamedTuple):
     x: Tensor
     groups: Tensor | None  # [K], their ids or labels; None if none are given, and for a queue
     are_anchors: bool  # whether they are anchors too, on their rank
+    tally: Tally | None = None  # theirs, if they are anchors too and the pairs are tracked
 
 
 def how_many(labels: Tensor, key_labels: Tensor | None) -> Tensor:

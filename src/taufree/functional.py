@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from taufree.checks import (
 from taufree.contrast import Contrast
 from taufree.links import LinkLike
 from taufree.reduction import anchor_weights
+from taufree.stats import Tracker
 
 
 @without_temperature
@@ -39,6 +42,7 @@ def info_nce(
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
+    _tracker: Tracker | None = None,
 ) -> Tensor:
     """InfoNCE: each query must find its key among the candidates.
 
@@ -115,6 +119,7 @@ def info_nce(
         own_negatives=own_negatives,
         ids=ids,
         decoupled=decoupled,
+        tracker=_tracker,
     )
     check_weights(weights, query)
     return _loss(contrast, link, weights, reduction, gather_distributed, backend)
@@ -132,6 +137,7 @@ def nt_xent(
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
+    _tracker: Tracker | None = None,
 ) -> Tensor:
     """NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
 
@@ -159,6 +165,7 @@ def nt_xent(
         shift=view_a.shape[0],
         ids=None if ids is None else torch.cat([ids, ids]),
         decoupled=decoupled,
+        tracker=_tracker,
     )
     check_weights(weights, view_a)
     weights = None if weights is None else torch.cat([weights, weights])
@@ -178,6 +185,7 @@ def sup_con(
     reduction: str = "mean",
     gather_distributed: bool = False,
     backend: str = "auto",
+    _tracker: Tracker | None = None,
 ) -> Tensor:
     """Supervised contrastive loss: every other row with the anchor's label is a positive.
 
@@ -233,7 +241,9 @@ def sup_con(
         embeddings, labels = embeddings.flatten(0, 1), labels.repeat_interleave(views)
         weights = None if weights is None else weights.repeat_interleave(views)
     check_alike(embeddings=embeddings)
-    contrast = Contrast(embeddings, keys, labels=labels, key_labels=key_labels, decoupled=decoupled)
+    contrast = Contrast(
+        embeddings, keys, labels=labels, key_labels=key_labels, decoupled=decoupled, tracker=_tracker
+    )
     found = _loss(contrast, link, weights, reduction, gather_distributed, backend)
     return found if views is None or reduction != "none" else found.unflatten(0, (-1, views))
 
@@ -268,5 +278,6 @@ def _loss(
         except NotTransformableError:  # by torch.func, or in forward mode; the reference is
             if backend != "auto":
                 raise
-            found = IMPLEMENTATIONS["reference"](contrast, link, weights)
+            # Without statistics: those of a transform have no meaning outside of it.
+            found = IMPLEMENTATIONS["reference"](replace(contrast, tracker=None), link, weights)
     return found * given.detach().to(found) if reduction == "none" and given is not None else found

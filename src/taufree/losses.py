@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from taufree.backends import exporting
 from taufree.checks import check_options, without_temperature
 from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.links import LinkLike
+from taufree.stats import Stats, Tracker
 
 
 class _Loss(nn.Module):
-    """What the three losses share; the only state is what the link learns."""
+    """What the three losses share; the only state is what the link learns.
+
+    With ``track=True`` a call leaves the statistics of its batch in ``stats``.
+    """
+
+    stats: Stats | None = None
 
     @without_temperature
     def __init__(
@@ -23,6 +32,7 @@ class _Loss(nn.Module):
         reduction: str = "mean",
         gather_distributed: bool = False,
         backend: str = "auto",
+        track: bool = False,
     ) -> None:
         super().__init__()
         self.link = check_options(link, reduction, backend)
@@ -30,6 +40,16 @@ class _Loss(nn.Module):
         self.reduction = reduction
         self.gather_distributed = gather_distributed
         self.backend = backend
+        self.track = track
+
+    def _call(self, function: Callable[..., Tensor], *tensors: Tensor | None, **options: Any) -> Tensor:
+        """The loss, by its function; keeps the statistics if they are wanted."""
+        tracker = Tracker() if self.track and not exporting() else None  # an exported graph has no attributes
+        loss = function(*tensors, **self._options(), **options, _tracker=tracker)
+        if tracker is not None and tensors[0] is not None:
+            scale = math.nan if self.link.formula is None else self.link.formula_scale()
+            self.stats = tracker.stats(scale, tensors[0].shape[-1], loss)
+        return loss
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -43,7 +63,8 @@ class _Loss(nn.Module):
     def extra_repr(self) -> str:
         decoupled = "decoupled=True, " if self.decoupled else ""
         gathers = ", gather_distributed=True" if self.gather_distributed else ""
-        return f"{decoupled}reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
+        track = ", track=True" if self.track else ""
+        return f"{decoupled}reduction={self.reduction!r}{gathers}, backend={self.backend!r}{track}"
 
 
 class InfoNCE(_Loss):
@@ -72,6 +93,7 @@ class InfoNCE(_Loss):
         reduction: str = "mean",
         gather_distributed: bool = False,
         backend: str = "auto",
+        track: bool = False,
     ) -> None:
         super().__init__(
             link=link,
@@ -79,6 +101,7 @@ class InfoNCE(_Loss):
             reduction=reduction,
             gather_distributed=gather_distributed,
             backend=backend,
+            track=track,
         )
         self.symmetric = symmetric
         self.in_batch = in_batch
@@ -92,7 +115,8 @@ class InfoNCE(_Loss):
         weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; shapes as in ``info_nce``."""
-        return info_nce(
+        return self._call(
+            info_nce,
             query,
             positive_key,
             negative_keys,
@@ -100,7 +124,6 @@ class InfoNCE(_Loss):
             in_batch=self.in_batch,
             ids=ids,
             weights=weights,
-            **self._options(),
         )
 
     def extra_repr(self) -> str:
@@ -120,7 +143,7 @@ class NTXent(_Loss):
         self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """The loss of a batch; shapes as in ``nt_xent``."""
-        return nt_xent(view_a, view_b, ids=ids, weights=weights, **self._options())
+        return self._call(nt_xent, view_a, view_b, ids=ids, weights=weights)
 
 
 class SupCon(_Loss):
@@ -142,4 +165,4 @@ class SupCon(_Loss):
         weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
-        return sup_con(embeddings, labels, keys, key_labels, weights=weights, **self._options())
+        return self._call(sup_con, embeddings, labels, keys, key_labels, weights=weights)

@@ -7,6 +7,8 @@ exact where c comes close to +-1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from taufree.backends.numerics import chords, normalize, similarity
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype
 from taufree.links import Link
+from taufree.stats import Tally, add_tile, masked
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
@@ -31,29 +34,61 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     every_row, every_key = slice(0, contrast.n), slice(0, contrast.m)
     left_out = contrast.left_out(every_row, every_key)
 
-    negatives, in_batch = [], None
+    negatives, gaps, in_batch = [], [], None
     if contrast.in_batch:
-        in_batch = masked_logits(link, *similarity(*u, *v), left_out)
+        gap, rise = similarity(*u, *v)
+        in_batch = masked_logits(link, gap, rise, left_out)
         negatives.append(in_batch)
+        gaps.append(gap)
     if contrast.queue is not None:
-        negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
+        gap, rise = similarity(*u, *normalize(contrast.queue))
+        negatives.append(masked_logits(link, gap, rise, None))
+        gaps.append(gap)
     if contrast.own_negatives is not None:
         own = normalize(contrast.own_negatives)
-        negatives.append(link.logit(*chords(u[0][:, None], u[1][:, None], *own)))
+        cosine, gap, rise = chords(u[0][:, None], u[1][:, None], *own)
+        negatives.append(link.logit(cosine, gap, rise))
+        gaps.append(gap)
     logits = torch.cat(negatives, dim=1)
 
     of = _decoupled if contrast.decoupled else _cross_entropy
     if contrast.labels is not None:
         same, count = contrast.same_label(every_row, every_key), contrast.positive_count()
+        track(contrast, gaps, left_out, same, None)
         if not contrast.decoupled:
             return by_label(logits, same, count)
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)
         return of(target, logits.masked_fill(same, -torch.inf)).where(count > 0, 0)
-    positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
+    cosine, gap, rise = chords(*u, *(t.roll(-contrast.shift, 0) for t in v))
+    track(contrast, gaps, left_out, None, cosine)
+    positive = link.logit(cosine, gap, rise)
     losses = of(positive, logits)
     if contrast.symmetric and in_batch is not None:
         losses = (losses + of(positive, in_batch.T)) / 2
     return losses
+
+
+@torch.no_grad()
+def track(
+    contrast: Contrast, gaps: Sequence[Tensor], left_out: Tensor | None, same: Tensor | None,
+    positive: Tensor | None,
+) -> None:  # fmt: skip
+    """The statistics, if they are wanted, from all matrices of 1 - c, the in-batch one first, and the cosines
+    of the positives [N] unless these are the pairs ``same``."""
+    if contrast.tracker is None:
+        return
+    tallies = [Tally.empty(gaps[0], gaps[0].dtype) for _ in range(2 if contrast.symmetric else 1)]
+    if positive is not None:
+        for tally in tallies:
+            tally.add_positives(positive)
+    for i, gap in enumerate(gaps):
+        places = [(tally, slice(None), 1 - dim) for dim, tally in enumerate(tallies)]
+        if i == 0 and contrast.in_batch:
+            add_tile(gap.clone(), 1.0, masked(left_out), same, places)
+        else:
+            add_tile(gap.clone(), 1.0, None, None, places[:1])
+    count = contrast.positive_count()
+    contrast.tracker.sums = torch.stack([tally.sums(count) for tally in tallies]).sum(0)
 
 
 def masked_logits(link: Link, gap: Tensor, rise: Tensor, left_out: Tensor | None) -> Tensor:

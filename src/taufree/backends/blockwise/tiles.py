@@ -17,6 +17,7 @@ from torch import Tensor
 
 from taufree.contrast import Contrast
 from taufree.links import Link, from_formula
+from taufree.stats import Omitted, Tally
 
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
@@ -77,6 +78,12 @@ class LeftOut:
         for k in self.diagonals:
             tile.diagonal(k).fill_(value)
         return tile if self.mask is None else tile.masked_fill_(self.mask, value)
+
+    def omitted(self, tile: Tensor) -> Omitted:
+        """For the statistics of ``tile``."""
+        if self.mask is not None:
+            return self.fill, self.mask.sum()
+        return self.fill, sum(tile.diagonal(k).numel() for k in self.diagonals)
 
     def count(self, tile: Tensor, dim: int) -> Tensor | int:
         """How many there are along ``dim``."""
@@ -266,6 +273,8 @@ class Direction:
 
     ``positive`` holds the positives' logits, or None when they are found by label in the tiles.
     """
+
+    tally: Tally | None = None  # of the statistics, if they are wanted
 
     def __init__(
         self,
