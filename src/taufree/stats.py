@@ -86,6 +86,10 @@ class Tally:
         """The largest cosines of further negatives (row 0) or positives (row 1) of some anchors."""
         self.table[row, part] = torch.maximum(self.table[row, part], best.to(self.table.dtype))
 
+    def add_moments(self, other: Tally) -> None:
+        """The number, cosines and squares of the negatives of other anchors."""
+        self.table[3:, 0] += other.table[3:].sum(1).to(self.table.dtype)
+
     def sums(self, count: Tensor) -> Tensor:
         """[6]: how many anchors have positives, which are ``count`` [N], and negatives; how many of these have
         a positive ahead; the sum of their mean cosines of the positives; the sums of the last three rows."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from taufree.backends.numerics import chords, normalize
 from taufree.contrast import Contrast
 from taufree.links import Link
+from taufree.stats import Tally, add_tile
 
 # How the kernels compute a link. ODDS: log-odds at gain 1. POWER: log-odds at any gain. SCALE: scale * c.
 # EXP: scale * c where all weights, relative to that of c = 1, stay in float32's range.
@@ -45,6 +46,7 @@ class Arguments(NamedTuple):
         groups: [N], ids, or labels if ``positive_count`` is given.
         key_groups: [M], the keys' labels, if they are not the anchors'.
         positive_count: [N], how many positives each anchor has by its label.
+        tally: [6, N], if statistics are wanted, that of each anchor's own negatives.
         weight: what each loss is multiplied by.
     """
 
@@ -56,6 +58,7 @@ class Arguments(NamedTuple):
     groups: Tensor | None
     key_groups: Tensor | None
     positive_count: Tensor | None
+    tally: Tensor | None
     shift: int
     in_batch: bool
     symmetric: bool
@@ -69,7 +72,7 @@ class Arguments(NamedTuple):
         return KernelLink(self.kind, self.scale, self.resolution)
 
 
-TENSOR_COUNT = 8  # the first fields of Arguments are tensors, or None
+TENSOR_COUNT = 9  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -118,16 +121,17 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:
         scale = contrast.anchors.new_full((1,), scale, dtype=torch.float32)
-    groups = contrast.groups
+    groups, (own_sums, tally) = contrast.groups, _own_negatives(contrast, link, kind)
     return Arguments(
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),
         None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),
-        _own_sums(contrast, link, kind),
+        own_sums,
         scale,
         None if groups is None else groups.contiguous(),
         None if contrast.key_labels is None else contrast.key_labels.contiguous(),
         contrast.positive_count().double() if labelled else None,
+        None if tally is None else tally.table,
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
@@ -138,11 +142,17 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
     )
 
 
-def _own_sums(contrast: Contrast, link: Link, kind: int) -> Tensor | None:
-    """The sum over each anchor's own negatives, [N]; row by row and exactly, since they are few."""
-    own = contrast.own_negatives
+def _own_negatives(contrast: Contrast, link: Link, kind: int) -> tuple[Tensor | None, Tally | None]:
+    """The sum over each anchor's own negatives, [N], and their tally; row by row and exactly, since they are
+    few."""
+    own, tally = contrast.own_negatives, None
+    if contrast.tracker is not None:
+        tally = Tally.empty(contrast.anchors, torch.float32)
     if own is None or not own.numel():
-        return None
+        return None, tally
     u, u_deficit = normalize(contrast.anchors)
-    logits = link.logit(*chords(u[:, None], u_deficit[:, None], *normalize(own)))
-    return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1)
+    cosine, gap, rise = chords(u[:, None], u_deficit[:, None], *normalize(own))
+    logits = link.logit(cosine, gap, rise)
+    if tally is not None:
+        add_tile(gap.detach(), 1.0, None, None, [(tally, slice(None), 1)])
+    return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1), tally
