@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -278,6 +276,5 @@ def _loss(
         except NotTransformableError:  # by torch.func, or in forward mode; the reference is
             if backend != "auto":
                 raise
-            # Without statistics: those of a transform have no meaning outside of it.
-            found = IMPLEMENTATIONS["reference"](replace(contrast, tracker=None), link, weights)
+            found = IMPLEMENTATIONS["reference"](contrast, link, weights)
     return found * given.detach().to(found) if reduction == "none" and given is not None else found

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from taufree.backends import exporting
+from taufree.backends.autograd import transformed
 from taufree.checks import check_options, without_temperature
 from taufree.functional import info_nce, nt_xent, sup_con
 from taufree.links import LinkLike
@@ -44,11 +45,13 @@ class _Loss(nn.Module):
 
     def _call(self, function: Callable[..., Tensor], *tensors: Tensor | None, **options: Any) -> Tensor:
         """The loss, by its function; keeps the statistics if they are wanted."""
-        tracker = Tracker() if self.track and not exporting() else None  # an exported graph has no attributes
+        if not self.track:
+            return function(*tensors, **self._options(), **options)
+        tracker = None if exporting() or transformed() else Tracker()
         loss = function(*tensors, **self._options(), **options, _tracker=tracker)
-        if tracker is not None and tensors[0] is not None:
-            scale = math.nan if self.link.formula is None else self.link.formula_scale()
-            self.stats = tracker.stats(scale, tensors[0].shape[-1], loss)
+        scale = math.nan if self.link.formula is None else self.link.formula_scale()
+        columns = 0 if tensors[0] is None else tensors[0].shape[-1]
+        self.stats = None if tracker is None else tracker.stats(scale, columns, loss)
         return loss
 
     def _options(self) -> dict[str, Any]:
@@ -70,6 +73,10 @@ class _Loss(nn.Module):
 class InfoNCE(_Loss):
     """Module form of ``taufree.info_nce``, where the arguments are explained.
 
+    Args:
+        track: whether a call leaves what a training loop prints in ``stats``, see ``taufree.metrics.Stats``. It
+            is None before the first call, and after one that torch.export or torch.func follows.
+
     Examples:
         >>> import torch
         >>> loss = InfoNCE(symmetric=True)
@@ -80,6 +87,10 @@ class InfoNCE(_Loss):
           symmetric=True, in_batch=None, reduction='mean', backend='auto'
           (link): LogOdds(gain=1.0, resolution=0.0001)
         )
+        >>> loss = InfoNCE(link=0.1, track=True)
+        >>> value = loss(torch.eye(4), torch.eye(4) + 0.5)
+        >>> {name: round(x.item(), 3) for name, x in loss.stats._asdict().items()}
+        {'accuracy': 1.0, 'positive_cosine': 0.866, 'negative_cosine': 0.289, 'gain': 10.0, 'dimension': 4.0}
     """
 
     @without_temperature
@@ -131,7 +142,7 @@ class InfoNCE(_Loss):
 
 
 class NTXent(_Loss):
-    """Module form of ``taufree.nt_xent``.
+    """Module form of ``taufree.nt_xent``; ``track`` as in ``InfoNCE``.
 
     Examples:
         >>> import torch
@@ -147,7 +158,7 @@ class NTXent(_Loss):
 
 
 class SupCon(_Loss):
-    """Module form of ``taufree.sup_con``.
+    """Module form of ``taufree.sup_con``; ``track`` as in ``InfoNCE``.
 
     Examples:
         >>> import torch

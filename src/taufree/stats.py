@@ -91,8 +91,8 @@ class Tally:
         self.table[3:, 0] += other.table[3:].sum(1).to(self.table.dtype)
 
     def sums(self, count: Tensor) -> Tensor:
-        """[6]: how many anchors have positives, which are ``count`` [N], and negatives; how many of these have
-        a positive ahead; the sum of their mean cosines of the positives; the sums of the last three rows."""
+        """[6]: how many anchors have positives, ``count`` [N] each, and negatives; how many of these have a
+        positive ahead; the sum of their positives' mean cosines; the sums of the last three rows."""
         table = self.table
         some = (table[0] != -torch.inf) & (count > 0)
         ahead = some & (table[1] > table[0] + MARGIN)

@@ -34,6 +34,7 @@ from taufree.backends.blockwise.tiles import (
     learned,
     link_gradient,
     near,
+    omitted,
     parameters,
     tile_kind,
 )
@@ -397,7 +398,7 @@ class BlockwiseEngine:
             tallies = [(tallied.tally, rows, 1)]
             if place.across is not None and place.across.tally is not None:
                 tallies.append((place.across.tally, cols, 0))
-            add_tile(gap, 1 + offset, left_out and left_out.omitted(gap), same, tallies)
+            add_tile(gap, 1 + offset, omitted(left_out, gap), same, tallies)
         return self.kind(self.link, gap, rise, left_out, same, bool(self.params))
 
     def _tile_gradient(self, place: Place, tile: Tile, sides: list[Side]) -> None:

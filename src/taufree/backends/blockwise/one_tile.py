@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from taufree.backends.blockwise.tiles import LeftOut, Side, link_gradient, near, tile_kind
+from taufree.backends.blockwise.tiles import LeftOut, Side, link_gradient, near, omitted, tile_kind
 from taufree.backends.numerics import shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
@@ -68,7 +68,7 @@ def run(
     if contrast.tracker is not None:
         tallies = [Tally.empty(u, wide) for _ in range(2 if contrast.symmetric else 1)]
         places = [(tally, slice(None), 1 - dim) for dim, tally in enumerate(tallies)]
-        add_tile(gap, 1 + offset, left_out and left_out.omitted(gap), None, places)
+        add_tile(gap, 1 + offset, omitted(left_out, gap), None, places)
     tile = kind(link, gap, None, left_out, None, bool(params))
 
     # The pairs of each row with its positive; of two views the second half has those of the first.

@@ -36,6 +36,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     kind: str = ODDS if tile_kind(link) is OddsTile else formula.kind
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=wide_dtype(device), device=device)
+    losses: Tensor
     losses, sums = blockwise_losses(
         contrast.anchors,
         contrast.keys,

@@ -79,12 +79,6 @@ class LeftOut:
             tile.diagonal(k).fill_(value)
         return tile if self.mask is None else tile.masked_fill_(self.mask, value)
 
-    def omitted(self, tile: Tensor) -> Omitted:
-        """For the statistics of ``tile``."""
-        if self.mask is not None:
-            return self.fill, self.mask.sum()
-        return self.fill, sum(tile.diagonal(k).numel() for k in self.diagonals)
-
     def count(self, tile: Tensor, dim: int) -> Tensor | int:
         """How many there are along ``dim``."""
         if self.in_each is not None and tile.shape[0] == tile.shape[1]:
@@ -96,6 +90,15 @@ class LeftOut:
             first = max(0, -k if dim else k)
             count[first : first + len(tile.diagonal(k))] += 1
         return count
+
+
+def omitted(left_out: LeftOut | None, tile: Tensor) -> Omitted | None:
+    """The same for the statistics of the tile."""
+    if left_out is None:
+        return None
+    if left_out.mask is not None:
+        return left_out.fill, left_out.mask.sum()
+    return left_out.fill, sum(tile.diagonal(k).numel() for k in left_out.diagonals)
 
 
 class OddsTile:

@@ -44,8 +44,8 @@ def _on_its_device(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @_on_its_device
 def _forward(*flat: Any) -> tuple[Tensor, ...]:
-    """The weighted losses [N], what :class:`taufree.stats.Tracker` holds (empty unless it is wanted), then what
-    :class:`Saved` holds."""
+    """The weighted losses [N]; what :class:`taufree.stats.Tracker` holds, empty unless it is wanted; then
+    what :class:`Saved` holds."""
     step = FusedStep(Arguments(*flat))
     step.add_sums()
     losses = step.close()
@@ -178,6 +178,7 @@ def loss(weights: Tensor | float | None, arguments: Arguments, tracker: Tracker 
         with transforms_named("triton"):
             result: Tensor = _Contrast.apply(True if one_for_all else weights, tracker, *arguments)
             return result
+    losses: Tensor
     losses, sums, *_ = contrast(*arguments)
     if tracker is not None:
         tracker.sums = sums

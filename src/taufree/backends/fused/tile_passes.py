@@ -104,8 +104,8 @@ def add_sums(
 
     Atomically if the sums are plain; tile by tile, then in a fixed order, for the logarithms and whenever
     torch is asked for deterministic algorithms. ``cols`` is ``rows`` for anchors among themselves. With
-    labels the first dimension is 3, see the kernel. ``tallies`` of anchors and candidates get their part of the
-    statistics.
+    labels the first dimension is 3, see the kernel. ``tallies`` are those of anchors and candidates, if
+    statistics are wanted.
     """
     u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)
     atomic = link.plain and not torch.are_deterministic_algorithms_enabled()

@@ -159,11 +159,11 @@ def _tally(out, at, length, slot, c, negatives, positives, AXIS: tl.constexpr, L
 
 
 @triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
-def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, rows_tally, cols_tally, N,
-              M, first_col, row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr,
+def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, rows_tally, cols_tally,
+              N, M, first_col, row_tiles, col_tiles, shift, delta, LINK: tl.constexpr, COLS: tl.constexpr,
               SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr,
-              TRACK: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-              BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+              TRACK: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
