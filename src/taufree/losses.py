@@ -74,8 +74,8 @@ class InfoNCE(_Loss):
     """Module form of ``taufree.info_nce``, where the arguments are explained.
 
     Args:
-        track: whether a call leaves what a training loop prints in ``stats``, see ``taufree.metrics.Stats``. It
-            is None before the first call, and after one that torch.export or torch.func follows.
+        track: whether a call leaves what a training loop prints in ``stats``, a ``taufree.metrics.Stats``;
+            None before the first call, and after one that torch.export or torch.func follows.
 
     Examples:
         >>> import torch

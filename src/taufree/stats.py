@@ -16,8 +16,9 @@ class Stats(NamedTuple):
 
     All are scalars without gradient, on the device of the loss and of its dtype; ``float(stats.accuracy)``
     waits for that device, nothing before does. They are unweighted, and over the anchors of all ranks if
-    these are gathered; in a symmetric loss the keys are anchors too. An anchor without a positive or without
-    negatives is passed over; if no other is left, its statistics are NaN. So they are if the embeddings are.
+    these are gathered; in a symmetric loss the keys are anchors too. The first two pass over anchors without
+    a positive or without negatives. What is left without a pair is NaN, and all but the gain if an embedding
+    is.
 
     Attributes:
         accuracy: the share of the anchors whose most similar candidate is a positive. A negative within 1e-5
