@@ -44,7 +44,7 @@ __all__ = [
 
 _HOMES = ("links", "functional", "losses", "queue", "convert")
 """The modules of the public names."""
-_MODULES = (*_HOMES, "backends", "checks", "contrast", "distributed", "dtypes", "reduction")
+_MODULES = (*_HOMES, "backends", "checks", "contrast", "distributed", "dtypes", "metrics", "reduction")
 """What ``import taufree`` is known to bring: ``taufree.functional`` needs no import of its own."""
 
 

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from taufree.stats import Tally, Tracker
+
 Span: TypeAlias = range | slice  # from start to stop; code compiled for a slice holds for any stop
 
 
@@ -64,6 +66,7 @@ class Contrast:
         hardness: a negative's weight is multiplied by exp(hardness * c), which gets no gradient,
         offsets: and divided by exp(offset): [1, N], or [2, N] with those of the keys if ``symmetric``.
         bias: that of the sigmoid loss, for pairs in the batch, one way.
+        tracker: where the backend leaves the statistics of the pairs, if they are wanted.
     """
 
     anchors: Tensor
@@ -82,6 +85,7 @@ class Contrast:
     hardness: float = 0.0
     offsets: Tensor | None = None
     bias: Bias | None = None
+    tracker: Tracker | None = None
 
     @property
     def n(self) -> int:
@@ -171,6 +175,7 @@ class Shard(NamedTuple):
     x: Tensor
     groups: Tensor | None  # [K], their ids or labels; None if none are given
     are_anchors: bool  # whether they are anchors too, on their rank
+    tally: Tally | None = None  # theirs, if they are anchors too and the pairs are tracked
 
 
 def how_many(labels: Tensor, key_labels: Tensor | None) -> Tensor:

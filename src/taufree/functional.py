@@ -27,6 +27,7 @@ from taufree.contrast import Contrast, how_many
 from taufree.distributed import GatherLike
 from taufree.links import Link, LinkLike, Temperature
 from taufree.reduction import anchor_weights
+from taufree.stats import Tracker
 
 
 @without_temperature
@@ -47,6 +48,7 @@ def info_nce(
     reduction: str = "mean",
     gather_distributed: GatherLike = False,
     backend: str = "auto",
+    _tracker: Tracker | None = None,
 ) -> Tensor:
     """InfoNCE: each query must find its key among the candidates.
 
@@ -139,6 +141,7 @@ def info_nce(
         decoupled=decoupled,
         queue_ids=negative_ids,
         hardness=check_hardness(hardness),
+        tracker=_tracker,
     )
     check_weights(weights, query)
     return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
@@ -158,6 +161,7 @@ def nt_xent(
     reduction: str = "mean",
     gather_distributed: GatherLike = False,
     backend: str = "auto",
+    _tracker: Tracker | None = None,
 ) -> Tensor:
     """NT-Xent, SimCLR's loss: 2N anchors, each with its other view among 2N-1 candidates.
 
@@ -186,6 +190,7 @@ def nt_xent(
         ids=None if ids is None else torch.cat([ids, ids]),
         decoupled=decoupled,
         hardness=check_hardness(hardness),
+        tracker=_tracker,
     )
     check_weights(weights, view_a)
     weights = None if weights is None else torch.cat([weights, weights])
@@ -207,6 +212,7 @@ def sup_con(
     reduction: str = "mean",
     gather_distributed: GatherLike = False,
     backend: str = "auto",
+    _tracker: Tracker | None = None,
 ) -> Tensor:
     """Supervised contrastive loss: every other row with the anchor's label is a positive.
 
@@ -269,6 +275,7 @@ def sup_con(
         key_labels=key_labels,
         decoupled=decoupled,
         hardness=check_hardness(hardness),
+        tracker=_tracker,
     )
     found = _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
     return found if views is None or reduction != "none" else found.reshape(-1, views)
@@ -371,7 +378,7 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
     positive's logit.
     """
     link, anchors = Temperature(1 / contrast.hardness), contrast.anchors.detach()
-    one = replace(contrast, hardness=0.0, decoupled=True, symmetric=False)
+    one = replace(contrast, hardness=0.0, decoupled=True, symmetric=False, tracker=None)
     if contrast.labels is not None:  # each anchor its own positive, and those of its label left out by id
         one = Contrast(anchors, anchors, ids=contrast.labels, decoupled=True)
         if contrast.keys is not None:

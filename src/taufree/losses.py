@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from taufree.backends import exporting
+from taufree.backends.autograd import transformed
 from taufree.checks import check_bias, check_hardness, check_options, without_temperature
 from taufree.contrast import Bias
 from taufree.distributed import Gathering, GatherLike
 from taufree.functional import info_nce, nt_xent, sigmoid_nce, sup_con
 from taufree.links import LinkLike
+from taufree.stats import Stats, Tracker
 
 
 class _Loss(Gathering):
-    """What the three losses share; the only state is what the link learns."""
+    """What the losses share; the only state is what the link learns.
+
+    With ``track=True`` a call leaves the statistics of its batch in ``stats``.
+    """
+
+    stats: Stats | None = None
 
     @without_temperature
     def __init__(
@@ -28,6 +38,7 @@ class _Loss(Gathering):
         reduction: str = "mean",
         gather_distributed: GatherLike = False,
         backend: str = "auto",
+        track: bool = False,
     ) -> None:
         super().__init__(gather_distributed)
         self.link = check_options(link, reduction, backend)
@@ -36,6 +47,18 @@ class _Loss(Gathering):
         self.scale_hardness = scale_hardness
         self.reduction = reduction
         self.backend = backend
+        self.track = track
+
+    def _call(self, function: Callable[..., Tensor], *tensors: Tensor | None, **options: Any) -> Tensor:
+        """The loss, by its function; keeps the statistics if they are wanted."""
+        if not self.track:
+            return function(*tensors, **self._options(), **options)
+        tracker = None if exporting() or transformed() else Tracker()
+        loss = function(*tensors, **self._options(), **options, _tracker=tracker)
+        scale = math.nan if self.link.formula is None else self.link.formula_scale()
+        columns = 0 if tensors[0] is None else tensors[0].shape[-1]
+        self.stats = None if tracker is None else tracker.stats(scale, columns, loss)
+        return loss
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -53,11 +76,16 @@ class _Loss(Gathering):
         if self.hardness:
             options += f"hardness={self.hardness}, scale_hardness={self.scale_hardness}, "
         gathers = f", {gathers}" if (gathers := super().extra_repr()) else ""
-        return f"{options}reduction={self.reduction!r}{gathers}, backend={self.backend!r}"
+        track = ", track=True" if self.track else ""
+        return f"{options}reduction={self.reduction!r}{gathers}, backend={self.backend!r}{track}"
 
 
 class InfoNCE(_Loss):
     """Module form of ``taufree.info_nce``, where the arguments are explained.
+
+    Args:
+        track: whether a call leaves what a training loop prints in ``stats``, a ``taufree.metrics.Stats``;
+            None before the first call, and after one that torch.export or torch.func follows.
 
     Examples:
         >>> import torch
@@ -69,6 +97,10 @@ class InfoNCE(_Loss):
           symmetric=True, in_batch=None, reduction='mean', backend='auto'
           (link): LogOdds(gain=1.0, resolution=0.0001)
         )
+        >>> loss = InfoNCE(link=0.1, track=True)
+        >>> value = loss(torch.eye(4), torch.eye(4) + 0.5)
+        >>> {name: round(x.item(), 3) for name, x in loss.stats._asdict().items()}
+        {'accuracy': 1.0, 'positive_cosine': 0.866, 'negative_cosine': 0.289, 'gain': 10.0, 'dimension': 4.0}
     """
 
     @without_temperature
@@ -84,6 +116,7 @@ class InfoNCE(_Loss):
         reduction: str = "mean",
         gather_distributed: GatherLike = False,
         backend: str = "auto",
+        track: bool = False,
     ) -> None:
         super().__init__(
             link=link,
@@ -93,6 +126,7 @@ class InfoNCE(_Loss):
             reduction=reduction,
             gather_distributed=gather_distributed,
             backend=backend,
+            track=track,
         )
         self.symmetric = symmetric
         self.in_batch = in_batch
@@ -107,7 +141,8 @@ class InfoNCE(_Loss):
         negative_ids: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; shapes as in ``info_nce``."""
-        return info_nce(
+        return self._call(
+            info_nce,
             query,
             positive_key,
             negative_keys,
@@ -116,7 +151,6 @@ class InfoNCE(_Loss):
             ids=ids,
             weights=weights,
             negative_ids=negative_ids,
-            **self._options(),
         )
 
     def extra_repr(self) -> str:
@@ -124,7 +158,7 @@ class InfoNCE(_Loss):
 
 
 class NTXent(_Loss):
-    """Module form of ``taufree.nt_xent``.
+    """Module form of ``taufree.nt_xent``; ``track`` as in ``InfoNCE``.
 
     Examples:
         >>> import torch
@@ -136,11 +170,11 @@ class NTXent(_Loss):
         self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """The loss of a batch; shapes as in ``nt_xent``."""
-        return nt_xent(view_a, view_b, ids=ids, weights=weights, **self._options())
+        return self._call(nt_xent, view_a, view_b, ids=ids, weights=weights)
 
 
 class SupCon(_Loss):
-    """Module form of ``taufree.sup_con``.
+    """Module form of ``taufree.sup_con``; ``track`` as in ``InfoNCE``.
 
     Examples:
         >>> import torch
@@ -158,7 +192,7 @@ class SupCon(_Loss):
         weights: Tensor | None = None,
     ) -> Tensor:
         """The loss of a batch; shapes as in ``sup_con``."""
-        return sup_con(embeddings, labels, keys, key_labels, weights=weights, **self._options())
+        return self._call(sup_con, embeddings, labels, keys, key_labels, weights=weights)
 
 
 class SigmoidNCE(_Loss):

@@ -7,7 +7,16 @@ from taufree import Link, LogOdds
 from taufree.backends import fused
 from taufree.contrast import Bias, Contrast
 from tests.support.devices import require_gpu
-from tests.support.fused_cases import DECOUPLED, LINKS, SIGMOID, TOLERANCE, errors, evaluate, make
+from tests.support.fused_cases import (
+    DECOUPLED,
+    LINKS,
+    SIGMOID,
+    TOLERANCE,
+    errors,
+    evaluate,
+    make,
+    tracked_error,
+)
 
 pytestmark = require_gpu()
 
@@ -45,6 +54,13 @@ def test_agrees_with_the_reference(shape, name, dtype):
         assert not torch.autograd.grad(value.sum(), x)[0].any()
         return
     assert max(errors(name, *shape, dtype, LogOdds(), "cuda")) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("shape", [(130, 16), (1100, 1030)], ids=str)
+@pytest.mark.parametrize("name", ["symmetric", "views", "all", "own", "few labels", "keys"])
+@pytest.mark.parametrize(("link", "dtype"), [("odds", torch.float32), ("tau", torch.bfloat16)], ids=str)
+def test_statistics_agree_with_the_reference(shape, name, link, dtype):
+    assert tracked_error(name, *shape, dtype, LINKS[link](), "cuda") < 1e-5
 
 
 @pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])

@@ -1,11 +1,14 @@
 """Problems for the fused kernels, and their errors against the reference."""
 
+from dataclasses import replace
+
 import torch
 
 from taufree import LearnableTemperature, LogOdds, Temperature
 from taufree.backends import fused, reference
 from taufree.contrast import Bias, Contrast
 from taufree.links.log_odds import with_gain
+from taufree.stats import Tracker
 
 
 def learned_tau():
@@ -112,6 +115,19 @@ def errors(name, n, d, dtype, link, device="cpu", weights="each"):
         float((y.double() - x.double()).norm() / x.double().norm()) for x, y in zip(truth, found, strict=True)
     ]
     return [x if x == x else float("inf") for x in result]
+
+
+def tracked_error(name, n, d, dtype, link, device="cpu"):
+    """|found - truth| / |truth| of the sums that statistics are made of, and that losses do not change."""
+    leaves, build = make(name, n, d, dtype, device)
+    contrast, link, found = build(*leaves), link.to(device), []
+    for backend in (reference.loss, fused.loss):
+        tracker = Tracker()
+        with torch.no_grad():
+            losses = backend(replace(contrast, tracker=tracker), link, None)
+            torch.testing.assert_close(losses, backend(contrast, link, None), rtol=1e-6, atol=1e-6)
+        found.append(tracker.sums)
+    return float((found[1] - found[0]).norm() / found[0].norm())
 
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

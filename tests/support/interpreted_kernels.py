@@ -5,13 +5,33 @@ So this is a script, for a process with TRITON_INTERPRET=1; it prints each case'
 
 import functools
 import json
+from dataclasses import replace
 
 import torch
 
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, info_nce, nt_xent, sigmoid_nce
+from taufree import (
+    CalibratedLogOdds,
+    InfoNCE,
+    LearnableTemperature,
+    LogOdds,
+    NTXent,
+    SupCon,
+    nt_xent,
+    sigmoid_nce,
+)
 from taufree.backends import fused, reference
 from taufree.contrast import Bias, Contrast
-from tests.support.fused_cases import CONTRASTS, DECOUPLED, HARD, LINKS, SIGMOID, errors, make
+from taufree.stats import Tracker
+from tests.support.fused_cases import (
+    CONTRASTS,
+    DECOUPLED,
+    HARD,
+    LINKS,
+    SIGMOID,
+    errors,
+    make,
+    tracked_error,
+)
 
 N, D = 18, 20  # of the interpreter, whose time goes by rows and tiles: two tiles of rows, three of both views
 CASES = (
@@ -47,6 +67,11 @@ WEIGHTS = {
     "views": 0.125,
     "few labels": 0.5,
 }
+TRACKED = {
+    f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
+    for link, dtype in (("odds", torch.float32), ("gain", torch.float32), ("tau", torch.bfloat16))
+    for name in CONTRASTS
+}
 
 
 def agreement():
@@ -61,6 +86,22 @@ def agreement():
     torch.use_deterministic_algorithms(False)
     found["twin"] = errors("twin", N, D, torch.float32, LogOdds())
     return found
+
+
+def tracked():
+    """Errors of the statistics of every case, and those of a network that collapsed."""
+    found = {
+        case: tracked_error(name, N, D, dtype, LINKS[link]()) for case, (name, link, dtype) in TRACKED.items()
+    }
+    rows = torch.randn(1, D).expand(N, D).bfloat16()
+    collapsed = []
+    for loss, second in (
+        (NTXent(track=True, backend="triton"), rows),
+        (SupCon(track=True, backend="triton"), torch.arange(N) % 3),
+    ):
+        loss(rows, second)
+        collapsed.append(loss.stats.accuracy.item())
+    return {"statistics": found, "collapsed": collapsed}
 
 
 def columns_of_a_table(rows):
@@ -84,11 +125,14 @@ def unlike_fakes(dtype):
     found = []
     for name in CONTRASTS:
         leaves, build = make(name, N, D, dtype)
-        flat = tuple(arguments_of(build(*leaves), LearnableTemperature(0.1)))
-        results = op._forward(*flat)
-        pairs = [(results, op._fake_forward(*flat))]
+        contrast = build(*leaves)
+        pairs = []
+        for tracker in (Tracker(), None):
+            flat = tuple(arguments_of(replace(contrast, tracker=tracker), LearnableTemperature(0.1)))
+            results = op._forward(*flat)
+            pairs.append((results, op._fake_forward(*flat)))
         for wanted in ([x is not None for x in flat[:3]] + [True], [False, False, False, True]):
-            backward = (results[0], wanted, *Saved(*results[1:]), *flat)
+            backward = (results[0], wanted, *Saved(*results[2:]), *flat)
             pairs.append((op._backward(*backward), op._fake_backward(*backward)))
         alike = all([(x.shape, x.dtype) for x in a] == [(x.shape, x.dtype) for x in b] for a, b in pairs)
         found += [] if alike else [f"{name}, {dtype}"]
@@ -143,6 +187,17 @@ def compiled(a, function, **options):
     return float((grads[0] - grads[1]).norm() / grads[0].norm())
 
 
+def compiled_and_tracked(a):
+    """How far gradient and statistics of a compiled loss are from those of a plain one."""
+
+    grads, stats = [], []
+    for how in (lambda f: f, ONE_GRAPH):
+        module = InfoNCE(symmetric=True, reduction="sum", backend="triton", track=True)
+        grads.append(torch.autograd.grad(how(module)(a, a.detach().flip(0)), a)[0])
+        stats.append(torch.stack(list(module.stats)))
+    return [float((x[0] - x[1]).norm() / x[0].norm()) for x in (grads, stats)]
+
+
 def calibrated(view):
     """Losses of two steps and the gain then, by the reference, the kernels, and the kernels compiled."""
     losses, gains = [], []
@@ -164,6 +219,7 @@ if __name__ == "__main__":
     a = torch.randn(7, 5, requires_grad=True)
     found = {
         **agreement(),
+        **tracked(),
         **columns_of_a_table(torch.randn(7, 5)),
         "second derivative": [
             second_derivative(Contrast(a, torch.randn(7, 5), bias=bias))
@@ -172,7 +228,7 @@ if __name__ == "__main__":
         "changed link": changed_link(a),
         "finite": finite(a),
         "compiled": [
-            compiled(a, info_nce, symmetric=True, reduction="sum"),
+            *compiled_and_tracked(a),
             compiled(a, sigmoid_nce),
             compiled(a, sigmoid_nce, reduction="none"),
         ],

@@ -44,7 +44,8 @@ class Case:
     def rows(self) -> torch.Tensor:
         return torch.cat([t.double().reshape(-1, t.shape[-1]) for t in self.tensors])
 
-    def anchors(self) -> list[tuple[int, list[int], list[int], float]]:
+    def anchors(self, lonely: bool = False) -> list[tuple[int, list[int], list[int], float]]:
+        """Row, positives, negatives and weight; ``lonely`` ones have no positive, and no part in a loss."""
         n = len(self.tensors[0])
         if self.function == "sup_con":
             labels, first = self.options["labels"].tolist(), 0
@@ -54,7 +55,7 @@ class Case:
             for i in range(n):
                 others = [j for j in range(first, len(labels)) if j != i]
                 positives = [j for j in others if labels[j] == labels[i]]
-                if positives:
+                if positives or lonely:
                     found.append((i, positives, [j for j in others if labels[j] != labels[i]], 1.0))
             return found
         ids = self.options.get("ids")
@@ -222,3 +223,20 @@ def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
     if error != error:
         return float("inf")
     return error / norm if norm else error
+
+
+def statistics(case: Case, margin: float = 1e-5) -> list[float]:
+    """Accuracy, mean cosines of positives and negatives, effective dimension; pair by pair in float64."""
+    u = torch.nn.functional.normalize(case.rows(), dim=1, eps=1e-300)
+    hits, positive, negative = [], [], []
+    for i, positives, negatives, _ in case.anchors(lonely=True):
+        near, far = u[positives] @ u[i], u[negatives] @ u[i]
+        negative.append(far)
+        if positives and negatives:
+            hits.append(float(near.max() > far.max() + margin))
+            positive.append(near.mean())
+    if not hits:
+        return [math.nan] * 4
+    far = torch.cat(negative)
+    dimension = min(u.shape[1], 1 / float(far.square().mean()))
+    return [sum(hits) / len(hits), float(sum(positive) / len(positive)), float(far.mean()), dimension]

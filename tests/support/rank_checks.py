@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import taufree
 from taufree import CalibratedLogOdds, LearnableTemperature, Temperature
 from taufree.backends.blockwise import engine as blockwise
+from taufree.stats import Tracker
 from tests.support.largest import Largest
 from tests.support.ranks import CALLS, LINKS, WAYS, WORLDS, cases, compare, error, forced
 
@@ -58,6 +59,7 @@ def count_collectives(rank, backend="blockwise"):
         "sup_con": lambda a, b: taufree.sup_con(a, torch.arange(8), **options),
         "calibrated": lambda a, b: taufree.nt_xent(a, b, link=CalibratedLogOdds(), **options),
         "sigmoid": lambda a, b: taufree.sigmoid_nce(a, b, **options),
+        "tracked": lambda a, b: taufree.InfoNCE(symmetric=True, track=True, **options)(a, b),
     }.items():
         for way in WAYS:
             a, b = rows.clone().requires_grad_(), rows.flip(0).clone().requires_grad_()
@@ -121,6 +123,8 @@ def mismatch(rank, change):
     options["link"] = Temperature(0.3 if odd and change == "link" else 0.2)
     if change == "mode":
         options["link"] = CalibratedLogOdds().train(not odd)
+    if odd and change == "tracker":
+        options["_tracker"] = Tracker()
     if odd and change == "ids":
         options["ids"] = torch.arange(4)
     a, b = torch.ones(4, d, dtype=dtype), torch.ones(4, d, dtype=dtype)
@@ -237,7 +241,7 @@ def everything(rank, world):
     found["collectives"] = count_collectives(rank)
     found["largest"] = largest(world)
     found["several views"] = several_views(rank, world)
-    for change in ("columns", "dtype", "reduction", "link", "mode", "ids", "negative_keys"):
+    for change in ("columns", "dtype", "reduction", "link", "mode", "ids", "negative_keys", "tracker"):
         found[f"mismatch, {change}"] = mismatch(rank, change)
     dist.barrier()
     if rank == 0 and world == min(WORLDS):  # the last one; the others leave

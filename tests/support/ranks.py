@@ -22,6 +22,7 @@ import torch.multiprocessing as mp
 import taufree
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, distributed
 from taufree.backends.blockwise import engine as blockwise
+from taufree.stats import Tracker
 
 LINKS = {
     "odds": lambda: LogOdds(),
@@ -62,6 +63,7 @@ CALLS = {  # function, tensors, options
     "sup_con, decoupled": ("sup_con", "a", {"labels": 4, "decoupled": True, "weights": None}),
 }
 REDUCTIONS = ("mean", "sum", "none")
+TRACKED = ("odds", "gain")  # the links whose statistics are compared too
 # Batch and queue sizes by rank, and the dtype.
 WORLDS = {
     2: ([6, 6], [3, 3], torch.float32),
@@ -122,15 +124,17 @@ def loss_of(function, tensors, options):
 
 @functools.cache
 def one_process(call, link, reduction, world, dtype):
-    """The whole batch, with gradients; its loss; the weights of losses for "none"; the link."""
+    """The whole batch, with gradients; its loss; the weights of losses for "none"; the link; statistics."""
     sizes, queues, usual = WORLDS[world]
     function, tensors, options, each = whole(call, sizes, queues, dtype or usual)
     one = LINKS[link]().to(usual)
+    tracker = Tracker() if link in TRACKED and function != "sigmoid_nce" else None
     settings = {"link": one, "reduction": reduction, "backend": "reference"}
+    settings |= {} if tracker is None else {"_tracker": tracker}
     loss = loss_of(function, tensors, options | settings)
     weights = each[: loss.numel()] if reduction == "none" else torch.ones(())
     (loss * weights).sum().backward()
-    return function, tensors, options, loss.detach(), weights, one
+    return function, tensors, options, loss.detach(), weights, one, tracker
 
 
 def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu", gather=True):
@@ -142,7 +146,9 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
     differentiates its own rows' part of the sum.
     """
     sizes, queues, usual = WORLDS[world]
-    function, tensors, options, expected, weights, one = one_process(call, link, reduction, world, dtype)
+    function, tensors, options, expected, weights, one, whole_batch = one_process(
+        call, link, reduction, world, dtype
+    )
     several = LINKS[link]().to(device, usual)
     names = CALLS[call][1]
     mine = [own(x, name, sizes, queues, rank, device) for x, name in zip(tensors, names, strict=True)]
@@ -161,7 +167,9 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
         for k, v in options.items()
     }
     settings = {"link": several, "reduction": reduction, "gather_distributed": gather, "backend": backend}
-    found = loss_of(function, mine, mine_options | settings)
+    tracker = None if whole_batch is None else Tracker()
+    tracked = {} if tracker is None else {"_tracker": tracker}
+    found = loss_of(function, mine, mine_options | settings | tracked)
     factor, total = world, torch.tensor(1.0)
     if reduction != "mean":
         total = torch.tensor(float(sum(sizes)))
@@ -175,6 +183,8 @@ def compare(call, link, reduction, rank, world, backend, dtype=None, device="cpu
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     errors = [error(found.detach(), expected)]
+    if tracker is not None:
+        errors.append(error(tracker.sums, whole_batch.sums))
     for x, y, name in zip(tensors, mine, names, strict=True):
         if x.requires_grad:
             assert y.grad.dtype == y.dtype

@@ -39,6 +39,13 @@ def uncompiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
+def transformed() -> bool:
+    """Whether the call is within a transform of torch.func, whose tensors have no meaning outside of it."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 @contextmanager
 def transforms_named(backend: str) -> Iterator[None]:
     """Within, what torch.func and forward mode cannot do raises :class:`NotTransformableError`."""

@@ -7,6 +7,8 @@ exact where c comes close to +-1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -15,6 +17,7 @@ from taufree.backends.numerics import chords, normalize, similarity
 from taufree.contrast import Bias, Contrast
 from taufree.dtypes import result_dtype
 from taufree.links import Link
+from taufree.stats import Tally, add_tile, masked
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
@@ -32,19 +35,25 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     every_row, every_key = slice(0, contrast.n), slice(0, contrast.m)
     left_out = contrast.left_out(every_row, every_key)
 
-    negatives, in_batch = [], None
+    negatives: list[Tensor] = []
+    gaps: list[tuple[Tensor, Tensor | None]] = []
+    in_batch = None
     if contrast.in_batch:
-        in_batch = masked_logits(link, *similarity(*u, *v), left_out, contrast.hardness)
+        gap, rise = similarity(*u, *v)
+        in_batch = masked_logits(link, gap, rise, left_out, contrast.hardness)
         negatives.append(in_batch)
+        gaps.append((gap, left_out))
     if contrast.queue is not None:
         same_id = None
         if contrast.ids is not None and contrast.queue_ids is not None:
             same_id = contrast.ids[:, None] == contrast.queue_ids
-        every = similarity(*u, *normalize(contrast.queue))
-        negatives.append(masked_logits(link, *every, same_id, contrast.hardness))
+        gap, rise = similarity(*u, *normalize(contrast.queue))
+        negatives.append(masked_logits(link, gap, rise, same_id, contrast.hardness))
+        gaps.append((gap, same_id))
     if contrast.own_negatives is not None:
-        own = chords(u[0][:, None], u[1][:, None], *normalize(contrast.own_negatives))
-        negatives.append(link.logit(*own) + contrast.hardness * own[0].detach())
+        cosine, gap, rise = chords(u[0][:, None], u[1][:, None], *normalize(contrast.own_negatives))
+        negatives.append(link.logit(cosine, gap, rise) + contrast.hardness * cosine.detach())
+        gaps.append((gap, None))
     logits = torch.cat(negatives, dim=1)
     if contrast.offsets is not None:
         logits = logits - contrast.offsets[0][:, None]
@@ -54,11 +63,14 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
         same, count = contrast.same_label(every_row, every_key), contrast.positive_count()
         if contrast.hardness:  # which is of negatives alone
             logits = torch.where(same, masked_logits(link, *similarity(*u, *v), left_out), logits)
+        track(contrast, gaps, same, None)
         if not contrast.decoupled:
             return by_label(logits, same, count)
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)
         return of(target, logits.masked_fill(same, -torch.inf)).where(count > 0, 0)
-    positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
+    cosine, gap, rise = chords(*u, *(t.roll(-contrast.shift, 0) for t in v))
+    track(contrast, gaps, None, cosine)
+    positive = link.logit(cosine, gap, rise)
     if contrast.bias is not None:
         return _questions(positive, logits, contrast.bias)
     losses = of(positive, logits)
@@ -66,6 +78,28 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
         across = in_batch.T if contrast.offsets is None else in_batch.T - contrast.offsets[1][:, None]
         losses = (losses + of(positive, across)) / 2
     return losses
+
+
+@torch.no_grad()
+def track(
+    contrast: Contrast, gaps: Sequence[tuple[Tensor, Tensor | None]], same: Tensor | None,
+    positive: Tensor | None,
+) -> None:  # fmt: skip
+    """The statistics, if they are wanted, from all matrices of 1 - c and the pairs left out, the in-batch one
+    first, and the cosines of the positives [N] unless these are the pairs ``same``."""
+    if contrast.tracker is None:
+        return
+    like = contrast.anchors.new_empty(contrast.n, dtype=gaps[0][0].dtype)
+    tallies = [Tally.empty(like, like.dtype) for _ in range(2 if contrast.symmetric else 1)]
+    if positive is not None:
+        for tally in tallies:
+            tally.add_positives(positive)
+    for i, (gap, left_out) in enumerate(gaps):
+        places = [(tally, slice(None), 1 - dim) for dim, tally in enumerate(tallies)]
+        first = i == 0 and contrast.in_batch
+        add_tile(gap.clone(), 1.0, masked(left_out), same if first else None, places if first else places[:1])
+    count = contrast.positive_count()
+    contrast.tracker.sums = torch.stack([tally.sums(count) for tally in tallies]).sum(0)
 
 
 def masked_logits(

@@ -3,6 +3,8 @@
 Every launch of a step is compiled instead of run, from the arguments it would have had.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from taufree.backends.fused import tile_passes as launch  # noqa: E402
 from taufree.backends.fused.arguments import ODDS, KernelLink  # noqa: E402
 from taufree.backends.sharded import fused as shards  # noqa: E402
 from taufree.contrast import Bias, Contrast, Shard  # noqa: E402
+from taufree.stats import Tracker  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -144,6 +147,27 @@ def test_the_sigmoid_loss_compiles(link, dtype, compiled):
     engine.finish()
     assert {"tile_questions", "close_questions", "finish"} <= {key[0] for key in compiled}
     assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize(
+    ("case", "link", "dtype"),
+    [
+        ("symmetric", "odds", torch.bfloat16),
+        ("queue and ids", "tau", torch.float32),
+        ("views", "gain", torch.float16),
+        ("labels", "odds", torch.float32),
+        ("labels", "learned", torch.bfloat16),
+        ("keys", "tau", torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_sums_with_statistics_compile(case, link, dtype, compiled):
+    a, b = (torch.randn(40, 72).to(dtype) for _ in range(2))
+    backend.loss(replace(CASES[case](a, b), tracker=Tracker()), LINKS[link], 0.5)
+    tracked = [kernel for key, kernel in compiled.items() if key[0] == "tile_sums"]
+    assert all("atom" in kernel.asm["ptx"] or "red." in kernel.asm["ptx"] for kernel in tracked)
+    assert all(b".text." in kernel.asm["cubin"] for kernel in tracked)
+    assert tracked
 
 
 @pytest.mark.parametrize(

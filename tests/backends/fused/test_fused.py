@@ -13,7 +13,7 @@ from taufree import LogOdds
 from taufree.backends import fused
 from taufree.contrast import Contrast
 from tests.support.fused_cases import TOLERANCE
-from tests.support.interpreted_kernels import CASES
+from tests.support.interpreted_kernels import CASES, TRACKED
 from tests.support.paths import ROOT
 
 
@@ -31,6 +31,15 @@ def interpreted():
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_the_reference(case, interpreted):
     assert max(interpreted[case]) < TOLERANCE[CASES[case][2]]
+
+
+@pytest.mark.parametrize("case", TRACKED)
+def test_statistics_agree_with_the_reference(case, interpreted):
+    assert interpreted["statistics"][case] < 1e-6
+
+
+def test_a_collapsed_network_finds_nothing(interpreted):
+    assert interpreted["collapsed"] == [0, 0]
 
 
 def test_a_negative_that_agrees_with_its_anchor(interpreted):
@@ -76,7 +85,7 @@ def test_a_link_may_change_between_forward_and_backward(interpreted):
 
 
 def test_compiles_to_one_graph(interpreted):
-    assert interpreted["compiled"] == [0, 0, 0]
+    assert interpreted["compiled"] == [0, 0, 0, 0]
 
 
 def test_the_operators_give_the_shapes_that_torch_compile_is_told(interpreted):
@@ -93,7 +102,7 @@ def test_the_schemas_name_the_arguments_in_their_order():
     assert tuple(x.name for x in forward.arguments) == Arguments._fields
     assert all("Tensor" in str(x.type) for x in forward.arguments[:TENSOR_COUNT])
     assert not any("Tensor" in str(x.type) for x in forward.arguments[TENSOR_COUNT:])
-    assert len(forward.returns) == 1 + len(Saved._fields)
+    assert len(forward.returns) == 2 + len(Saved._fields)
     expected = ("upstream", "wanted", *Saved._fields, *Arguments._fields)
     assert tuple(x.name for x in backward.arguments) == expected
     assert len(backward.returns) == len(op.Gradients._fields)

@@ -34,6 +34,7 @@ from taufree.backends.blockwise.tiles import (
     learned,
     link_gradient,
     near,
+    omitted,
     parameters,
     tile_kind,
 )
@@ -41,6 +42,7 @@ from taufree.backends.numerics import chords, full_precision
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link, from_formula
+from taufree.stats import Tally, add_tile
 
 Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
 Tile: TypeAlias = OddsTile | SoftmaxTile
@@ -92,7 +94,7 @@ class _Blockwise(torch.autograd.Function):
         integers = [getattr(contrast, name) for name in INTEGER_FIELDS]
         ctx.save_for_backward(*integers, *inputs[:4], *scales)
         without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved above, freed after the backward
-        ctx.contrast = replace(contrast, **without)
+        ctx.contrast = replace(contrast, **without, tracker=None)
         ctx.link, ctx.weights = link, weights
         ctx.params, ctx.values = params, values_of(params)
         ctx.wanted = ctx.needs_input_grad[4:]
@@ -145,6 +147,12 @@ def _reference(ctx: Any, integers: Sequence[Tensor | None]) -> Callable[..., Ten
         return reference.loss(contrast, of_inputs, weights)
 
     return loss
+
+
+def tracked(rows: Direction, cols: Direction | None) -> Tensor:
+    """What :class:`taufree.stats.Tracker` holds, of both directions."""
+    found = [x.tally.sums(x.count) for x in (rows, cols) if x is not None and x.tally is not None]
+    return torch.stack(found).sum(0)
 
 
 def values_of(params: Sequence[Tensor]) -> list[Tensor]:
@@ -206,6 +214,8 @@ class BlockwiseEngine:
             positive, rows, cols = self._begin(weights)
             self._visit(rows, cols, weights is not None)
             losses = rows.losses if cols is None else (rows.losses + cols.losses) / 2
+            if self.contrast.tracker is not None:
+                self.contrast.tracker.sums = tracked(rows, cols)
             return losses, [] if weights is None else self._gradients(positive, rows, cols)
 
     def _begin(self, weights: Tensor | None) -> tuple[Similarity | None, Direction, Direction | None]:
@@ -221,8 +231,16 @@ class BlockwiseEngine:
             for direction, offset in zip((rows, cols), self.contrast.offsets, strict=False):
                 if direction is not None:
                     direction.offset = offset.to(self.wide)
+        if self.contrast.tracker is not None:
+            for direction in (rows, cols):
+                if direction is not None:
+                    direction.tally = Tally.empty(count, self.wide)
+                    if positive is not None:
+                        direction.tally.add_positives(positive[0])
         for part, similarity, *_ in self._own_negatives():
             rows.negatives[part] = self.kind.merge(rows.negatives[part], self._negative_logit(similarity))
+            if rows.tally is not None:
+                add_tile(similarity[1], 1.0, None, None, [(rows.tally, part, 1)])
         return positive, rows, cols
 
     def _gradients(
@@ -321,7 +339,7 @@ class BlockwiseEngine:
         """Adds the tiles to the sums; returns those that fit ``room`` bytes."""
         kept: list[Tile | None] = []
         for place in places:
-            tile = self._tile(place)
+            tile = self._tile(place, rows)
             rows.add(tile, cut(place.rows), 1)
             if place.across is not None:
                 place.across.add(tile, cut(place.cols), 0)
@@ -361,7 +379,8 @@ class BlockwiseEngine:
             for cols in spans(len(self.queue.x), TILE_SIZE):
                 yield Place(rows, cols, self.queue, None, self.contrast.queue_ids)
 
-    def _tile(self, place: Place) -> Tile:
+    def _tile(self, place: Place, tallied: Direction | None = None) -> Tile:
+        """``tallied`` is the direction of the rows, on the first visit."""
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         assert u.unit is not None
         assert v.unit is not None
@@ -389,6 +408,11 @@ class BlockwiseEngine:
         if self.contrast.hardness:
             harder = (1 - gap if rise is None else (rise - gap) / 2).mul_(self.contrast.hardness)
             harder = harder if same is None else harder.masked_fill_(same, 0)
+        if tallied is not None and tallied.tally is not None:
+            tallies = [(tallied.tally, rows, 1)]
+            if place.across is not None and place.across.tally is not None:
+                tallies.append((place.across.tally, cols, 0))
+            add_tile(gap, 1 + offset, omitted(left_out, gap), same, tallies)
         tile = self.kind(self.link, gap, rise, left_out, same, bool(self.params))
         if harder is not None and isinstance(tile, SoftmaxTile):
             tile.logit += harder

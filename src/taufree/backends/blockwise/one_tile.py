@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from taufree.backends.blockwise.tiles import LeftOut, Side, link_gradient, near, tile_kind
+from taufree.backends.blockwise.tiles import LeftOut, Side, link_gradient, near, omitted, tile_kind
 from taufree.backends.numerics import shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
+from taufree.stats import Tally, add_tile
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 
@@ -64,6 +65,10 @@ def run(
         left_out.fill(gap, 1)
     if near(gap, offset):
         return None
+    if contrast.tracker is not None:
+        tallies = [Tally.empty(u, wide) for _ in range(2 if contrast.symmetric else 1)]
+        places = [(tally, slice(None), 1 - dim) for dim, tally in enumerate(tallies)]
+        add_tile(gap, 1 + offset, omitted(left_out, gap), None, places)
     tile = kind(link, gap, None, left_out, None, bool(params))
 
     # The pairs of each row with its positive; of two views the second half has those of the first.
@@ -75,6 +80,11 @@ def run(
     logit = link.logit(*positive)
     if views:
         logit = logit.repeat(2)
+    if contrast.tracker is not None:
+        for tally in tallies:
+            tally.add_positives(positive[0].repeat(2) if views else positive[0])
+        sums = [tally.sums(contrast.positive_count()) for tally in tallies]
+        contrast.tracker.sums = torch.stack(sums).sum(0)
 
     nothing = logit.new_full((), kind.empty_sum)
     sums = [tile.add(nothing, dim) for dim in ((1, 0) if contrast.symmetric else (1,))]

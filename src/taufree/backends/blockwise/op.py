@@ -18,13 +18,15 @@ from taufree.backends.blockwise.tiles import OddsTile, tile_kind
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
+from taufree.stats import Tracker
 
 _FIXED = ("ids", "labels", "key_labels", "positives", "queue_ids", "offsets")  # of a contrast, no gradient
 _TENSORS = ("anchors", "keys", "queue", "own_negatives", "scale", *_FIXED)
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_negatives, Tensor scale, Tensor? ids, "
     "Tensor? labels, Tensor? key_labels, Tensor? positives, Tensor? queue_ids, Tensor? offsets, "
-    "SymInt shift, bool in_batch, bool symmetric, float hardness, bool decoupled, str kind, float resolution"
+    "SymInt shift, bool in_batch, bool symmetric, float hardness, bool decoupled, str kind, "
+    "float resolution, bool track"
 )
 ODDS = "log-odds at gain 1"  # a kind of its own, since a tensor's value is not known to be 1
 
@@ -36,7 +38,8 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     kind: str = ODDS if tile_kind(link) is OddsTile else formula.kind
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=wide_dtype(device), device=device)
-    losses: Tensor = blockwise_losses(
+    losses: Tensor
+    losses, sums = blockwise_losses(
         contrast.anchors,
         contrast.keys,
         contrast.queue,
@@ -55,14 +58,17 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         contrast.decoupled,
         kind,
         formula.resolution,
+        contrast.tracker is not None,
     )
+    if contrast.tracker is not None:
+        contrast.tracker.sums = sums
     return losses if weights is None else (losses * weights).sum().to(losses.dtype)
 
 
 def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | None, ...], list[Tensor]]:
     """The contrast, the link, what may get a gradient, and what the link is differentiated by."""
     anchors, keys, queue, own, scale, *rest = arguments
-    shift, in_batch, symmetric, hardness, decoupled, kind, delta = rest[len(_FIXED) :]
+    shift, in_batch, symmetric, hardness, decoupled, kind, delta, track = rest[len(_FIXED) :]
     contrast = Contrast(
         anchors,
         keys,
@@ -73,6 +79,7 @@ def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | N
         own,
         decoupled=decoupled,
         hardness=hardness,
+        tracker=Tracker() if track else None,
         **dict(zip(_FIXED, rest, strict=False)),
     )
     inputs = (anchors, keys, queue, own)
@@ -82,10 +89,12 @@ def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | N
     return contrast, from_formula(Formula(kind, delta), copied), inputs, [copied]
 
 
-def _losses(*arguments: Any) -> Tensor:
+def _losses(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The losses [N], and what :class:`taufree.stats.Tracker` holds; empty unless it is wanted."""
     contrast, link, inputs, _ = _call_of(arguments)
     losses, _ = evaluate(contrast, link, inputs, [], [False] * 4, None)
-    return losses.to(result_dtype(*inputs))
+    sums = None if contrast.tracker is None else contrast.tracker.sums
+    return losses.to(result_dtype(*inputs)), losses.new_empty(0) if sums is None else sums
 
 
 def _gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
@@ -93,7 +102,7 @@ def _gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tuple[T
 
     Each has memory of its own, as torch wants it of an operator's results.
     """
-    contrast, link, inputs, params = _call_of(arguments)
+    contrast, link, inputs, params = _call_of((*arguments[:-1], False))
     params = params if wanted[4] else []
     _, found = evaluate(contrast, link, inputs, params, [*wanted[:4], *([True] * len(params))], upstream)
     found += [None] * (5 - len(found))
@@ -104,7 +113,7 @@ def _gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tuple[T
 
 
 blockwise_losses = torch.library.custom_op(
-    "taufree::blockwise_losses", _losses, mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor"
+    "taufree::blockwise_losses", _losses, mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 blockwise_gradients = torch.library.custom_op(
     "taufree::blockwise_gradients",
@@ -115,9 +124,10 @@ blockwise_gradients = torch.library.custom_op(
 
 
 @blockwise_losses.register_fake
-def _fake_losses(*arguments: Any) -> Tensor:
+def _fake_losses(*arguments: Any) -> tuple[Tensor, Tensor]:
     anchors: Tensor = arguments[0]
-    return anchors.new_empty(anchors.shape[0], dtype=result_dtype(*arguments[:4]))
+    sums = anchors.new_empty(6 if arguments[-1] else 0, dtype=wide_dtype(anchors.device))
+    return anchors.new_empty(anchors.shape[0], dtype=result_dtype(*arguments[:4])), sums
 
 
 @blockwise_gradients.register_fake
@@ -130,12 +140,12 @@ def _fake_gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tu
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[: len(_TENSORS)])
     ctx.options = inputs[len(_TENSORS) :]
 
 
-def _differentiate(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     wanted = [
         need and x is not None
         for need, x in zip(ctx.needs_input_grad[:5], ctx.saved_tensors[:5], strict=True)

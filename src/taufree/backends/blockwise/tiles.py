@@ -17,6 +17,7 @@ from torch import Tensor
 
 from taufree.contrast import Contrast
 from taufree.links import Link, from_formula
+from taufree.stats import Omitted, Tally
 
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
@@ -89,6 +90,15 @@ class LeftOut:
             first = max(0, -k if dim else k)
             count[first : first + len(tile.diagonal(k))] += 1
         return count
+
+
+def omitted(left_out: LeftOut | None, tile: Tensor) -> Omitted | None:
+    """The same for the statistics of the tile."""
+    if left_out is None:
+        return None
+    if left_out.mask is not None:
+        return left_out.fill, left_out.mask.sum()
+    return left_out.fill, sum(tile.diagonal(k).numel() for k in left_out.diagonals)
 
 
 class OddsTile:
@@ -270,6 +280,7 @@ class Direction:
     """
 
     offset: Tensor | None = None
+    tally: Tally | None = None  # of the statistics, if they are wanted
 
     def __init__(
         self,

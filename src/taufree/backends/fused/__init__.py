@@ -72,4 +72,5 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     from taufree.backends.fused.arguments import arguments_of
 
     arguments = arguments_of(contrast, link)
-    return op.loss(weights.float() if isinstance(weights, Tensor) else weights, arguments)
+    weights = weights.float() if isinstance(weights, Tensor) else weights
+    return op.loss(weights, arguments, contrast.tracker)

@@ -10,6 +10,7 @@ from torch import Tensor
 from taufree.backends.numerics import chords, normalize
 from taufree.contrast import Contrast
 from taufree.links import Link
+from taufree.stats import Tally, add_tile
 
 # How the kernels compute a link. ODDS: log-odds at gain 1. POWER: log-odds at any gain. SCALE: scale * c.
 # EXP: scale * c where all weights, relative to that of c = 1, stay in float32's range.
@@ -49,6 +50,7 @@ class Arguments(NamedTuple):
         positive_count: [N], how many positives each anchor has by its label.
         queue_ids: [M], those of the queue.
         offsets: [1, N] or [2, N], what the negatives' logits are lowered by.
+        tally: [6, N], if statistics are wanted, that of each anchor's own negatives.
         weight: what each loss is multiplied by.
     """
 
@@ -62,6 +64,7 @@ class Arguments(NamedTuple):
     positive_count: Tensor | None
     queue_ids: Tensor | None
     offsets: Tensor | None
+    tally: Tensor | None
     shift: int
     in_batch: bool
     symmetric: bool
@@ -76,7 +79,7 @@ class Arguments(NamedTuple):
         return KernelLink(self.kind, self.scale, self.resolution, self.hardness)
 
 
-TENSOR_COUNT = 10  # the first fields of Arguments are tensors, or None
+TENSOR_COUNT = 11  # the first fields of Arguments are tensors, or None
 
 
 class Saved(NamedTuple):
@@ -125,18 +128,19 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:
         scale = contrast.anchors.new_full((1,), scale, dtype=torch.float32)
-    groups = contrast.groups
+    groups, (own_sums, tally) = contrast.groups, _own_negatives(contrast, link, kind)
     return Arguments(
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),
         None if contrast.queue is None or not len(contrast.queue) else contrast.queue.contiguous(),
-        _own_sums(contrast, link, kind),
+        own_sums,
         scale,
         None if groups is None else groups.contiguous(),
         None if contrast.key_labels is None else contrast.key_labels.contiguous(),
         contrast.positive_count().double() if labelled else None,
         None if contrast.queue_ids is None else contrast.queue_ids.contiguous(),
         None if contrast.offsets is None else contrast.offsets.double(),
+        None if tally is None else tally.table,
         contrast.shift,
         contrast.in_batch,
         contrast.symmetric,
@@ -148,12 +152,17 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
     )
 
 
-def _own_sums(contrast: Contrast, link: Link, kind: int) -> Tensor | None:
-    """The sum over each anchor's own negatives, [N]; row by row and exactly, since they are few."""
-    own = contrast.own_negatives
+def _own_negatives(contrast: Contrast, link: Link, kind: int) -> tuple[Tensor | None, Tally | None]:
+    """The sum over each anchor's own negatives, [N], and their tally; row by row and exactly, since they are
+    few."""
+    own, tally = contrast.own_negatives, None
+    if contrast.tracker is not None:
+        tally = Tally.empty(contrast.anchors, torch.float32)
     if own is None or not own.numel():
-        return None
+        return None, tally
     u, u_deficit = normalize(contrast.anchors)
-    similarity = chords(u[:, None], u_deficit[:, None], *normalize(own))
-    logits = link.logit(*similarity) + contrast.hardness * similarity[0].detach()
-    return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1)
+    cosine, gap, rise = chords(u[:, None], u_deficit[:, None], *normalize(own))
+    logits = link.logit(cosine, gap, rise) + contrast.hardness * cosine.detach()
+    if tally is not None:
+        add_tile(gap.detach(), 1.0, None, None, [(tally, slice(None), 1)])
+    return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1), tally

@@ -18,14 +18,16 @@ from taufree.backends.fused.arguments import SCALE, TENSOR_COUNT, Arguments, Gra
 from taufree.backends.fused.row_passes import Mode, Upstream
 from taufree.backends.fused.step import FusedStep, own_share
 from taufree.backends.fused.tile_passes import library_precision
+from taufree.stats import Tracker
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _ARGUMENTS = (
     "Tensor anchors, Tensor? keys, Tensor? queue, Tensor? own_sums, Tensor scale, Tensor? groups, "
-    "Tensor? key_groups, Tensor? positive_count, Tensor? queue_ids, Tensor? offsets, SymInt shift, "
-    "bool in_batch, bool symmetric, bool decoupled, int kind, float resolution, float weight, float hardness"
+    "Tensor? key_groups, Tensor? positive_count, Tensor? queue_ids, Tensor? offsets, Tensor? tally, "
+    "SymInt shift, bool in_batch, bool symmetric, bool decoupled, int kind, float resolution, float weight, "
+    "float hardness"
 )
 _SAVED = ", ".join(f"Tensor {name}" for name in Saved._fields)
 
@@ -43,18 +45,21 @@ def _on_its_device(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @_on_its_device
 def _forward(*flat: Any) -> tuple[Tensor, ...]:
-    """The weighted losses [N], then what :class:`Saved` holds."""
+    """The weighted losses [N]; what :class:`taufree.stats.Tracker` holds, empty unless it is wanted; then
+    what :class:`Saved` holds."""
     step = FusedStep(Arguments(*flat))
     step.add_sums()
     losses = step.close()
-    return (losses, *step.saved())
+    sums = step.tracked() if step.tallies else losses.new_empty(0, dtype=torch.float64)
+    return (losses, sums, *step.saved())
 
 
 def _fake_forward(*flat: Any) -> tuple[Tensor, ...]:
     arguments = Arguments(*flat)
     inputs, n = (arguments.anchors, arguments.keys, arguments.queue), arguments.anchors.shape[0]
     mode, make = Mode.of(*inputs), arguments.anchors.new_empty
-    found = [make(n, dtype=torch.float32), make(2, n, dtype=torch.float32), make(3, n, dtype=torch.float64)]
+    found = [make(n, dtype=torch.float32), make(0 if arguments.tally is None else 6, dtype=torch.float64)]
+    found += [make(2, n, dtype=torch.float32), make(3, n, dtype=torch.float64)]
     for x in inputs:
         found += mode.buffers(arguments.anchors, *((0, 0) if x is None else x.shape))
     return tuple(found)
@@ -85,7 +90,7 @@ def _fake_backward(upstream: Tensor, wanted: list[bool], *flat: Any) -> tuple[Te
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:TENSOR_COUNT], *output[1:])
+    ctx.save_for_backward(*inputs[:TENSOR_COUNT], *output[2:])
     ctx.options = inputs[TENSOR_COUNT:]
     ctx.set_materialize_grads(False)
 
@@ -123,7 +128,7 @@ contrast = torch.library.custom_op(
     "taufree::contrast",
     _forward,
     mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> ({', '.join(['Tensor'] * (1 + len(Saved._fields)))})",
+    schema=f"({_ARGUMENTS}) -> ({', '.join(['Tensor'] * (2 + len(Saved._fields)))})",
 )
 contrast.register_fake(_fake_forward)
 contrast.register_autograd(
@@ -139,8 +144,10 @@ class _Contrast(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor | bool | None, *flat: Any) -> Tensor:
+    def forward(ctx: Any, weights: Tensor | bool | None, tracker: Tracker | None, *flat: Any) -> Tensor:
         output = _forward(*flat)
+        if tracker is not None:
+            tracker.sums = output[1]
         _setup(ctx, flat, output)
         ctx.weights = weights
         if weights is None:
@@ -154,23 +161,26 @@ class _Contrast(torch.autograd.Function):
             each = upstream
             if upstream is not None and isinstance(ctx.weights, Tensor):
                 each = upstream * ctx.weights
-            gradients = _differentiate(ctx, each, ctx.needs_input_grad[1:], _backward)
+            gradients = _differentiate(ctx, each, ctx.needs_input_grad[2:], _backward)
         if twice:
             inputs = [t for t in (upstream, *ctx.saved_tensors[:TENSOR_COUNT]) if t is not None]
             gradients = tuple(
                 None if g is None else FirstDerivativeOnly.apply("triton", g, *inputs) for g in gradients
             )
-        return (None, *gradients)
+        return (None, None, *gradients)
 
 
-def loss(weights: Tensor | float | None, arguments: Arguments) -> Tensor:
+def loss(weights: Tensor | float | None, arguments: Arguments, tracker: Tracker | None = None) -> Tensor:
     """The weighted sum of the losses, or each loss [N]."""
     one_for_all = isinstance(weights, float)
     if not torch.compiler.is_compiling():
         if isinstance(weights, float):
             arguments = arguments._replace(weight=weights)
         with transforms_named("triton"):
-            result: Tensor = _Contrast.apply(True if one_for_all else weights, *arguments)
+            result: Tensor = _Contrast.apply(True if one_for_all else weights, tracker, *arguments)
             return result
-    losses: Tensor = contrast(*arguments)[0]
+    losses: Tensor
+    losses, sums, *_ = contrast(*arguments)
+    if tracker is not None:
+        tracker.sums = sums
     return losses if weights is None else (losses * weights).sum()

@@ -20,6 +20,7 @@ from taufree.backends.fused.row_passes import (
     finish_pairs,
 )
 from taufree.backends.fused.tile_passes import PairBlock, add_gradients, add_sums
+from taufree.stats import Tally
 
 
 class FusedStep:
@@ -78,9 +79,28 @@ class FusedStep:
             self.row_sums = self.anchors.x.new_full(shape, self.link.empty_sum, dtype=torch.float32)
             self.row_sums[2].zero_()
             self.col_sums = self.row_sums
+        self.tallies = self._tallies()
         for block in self._blocks():
             across = self.row_sums if block.alone else self.col_sums
-            add_sums(block, self.mode, self.link, self.row_sums, across)
+            tallies = (self.tallies[0], self.tallies[-1]) if self.tallies else None
+            add_sums(block, self.mode, self.link, self.row_sums, across, tallies)
+
+    def _tallies(self) -> tuple[Tally, ...]:
+        """Those of both directions with the positives, if statistics are wanted."""
+        table = self.arguments.tally
+        if table is None:
+            return ()
+        found = (Tally(table.clone()), Tally.empty(self.anchors.x, torch.float32))
+        if self.arguments.positive_count is None:
+            for tally in found:
+                tally.add_positives((self.positive[1] - self.positive[0]) / 2)
+        return found if self.arguments.symmetric else found[:1]
+
+    def tracked(self) -> Tensor:
+        """What :class:`taufree.stats.Tracker` holds."""
+        count = self.arguments.positive_count
+        count = self.positive.new_ones(self.anchors.n) if count is None else count
+        return torch.stack([Tally(tally.table.double()).sums(count) for tally in self.tallies]).sum(0)
 
     def close(self) -> Tensor:
         """The weighted losses [N], once the sums are complete."""

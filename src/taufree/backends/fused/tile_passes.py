@@ -14,6 +14,7 @@ from taufree.backends.fused.kernels import tiles as tile_kernels
 from taufree.backends.fused.launch import start
 from taufree.backends.fused.row_passes import KernelRows, Mode, Upstream
 from taufree.backends.numerics import float32_products
+from taufree.stats import Tally
 
 PARTIAL_SUM_BYTES = 64 * 2**20  # of sums kept apart, tile by tile, where they cannot be added atomically
 
@@ -95,12 +96,16 @@ class PairBlock(NamedTuple):
         }  # fmt: skip
 
 
-def add_sums(block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols: Tensor) -> None:
+def add_sums(
+    block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols: Tensor,
+    tallies: tuple[Tally, Tally] | None = None,
+) -> None:  # fmt: skip
     """Adds a block's weights (or their logarithms) to rows [1, N] and, if it goes both ways, cols [1, M].
 
     Atomically if the sums are plain; tile by tile, then in a fixed order, for the logarithms and whenever
     torch is asked for deterministic algorithms. ``cols`` is ``rows`` for anchors among themselves. With
-    labels the first dimension is 3, see the kernel.
+    labels the first dimension is 3, see the kernel. ``tallies`` are those of anchors and candidates, if
+    statistics are wanted.
     """
     u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)
     atomic = link.plain and not torch.are_deterministic_algorithms_enabled()
@@ -119,8 +124,9 @@ def add_sums(block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols:
                 logits.zero_()
         start(
             tile_kernels.tile_sums, row_tiles * col_tiles, *block.tiles(config, link), along, across,
-            u.n, v.n, first, row_tiles, col_tiles, block.shift, link.resolution, link.hardness,
-            ATOMIC=atomic, **options,
+            *((along, across) if tallies is None else (tally.table for tally in tallies)), u.n, v.n, first,
+            row_tiles, col_tiles, block.shift, link.resolution, link.hardness, ATOMIC=atomic,
+            TRACK=tallies is not None, **options,
         )  # fmt: skip
         if not atomic:
             for total, found in [(rows, along)] + ([(seen, across)] if options["COLS"] else []):

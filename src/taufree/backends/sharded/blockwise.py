@@ -14,6 +14,7 @@ from taufree.backends.blockwise.rows import UnitRows, spans
 from taufree.backends.blockwise.tiles import Direction, Side, keep_freed_memory, learned
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link
+from taufree.stats import Tally
 
 
 def engine_of(
@@ -42,6 +43,8 @@ class BlockwiseShards(BlockwiseEngine):
 
     def add(self, shard: Shard) -> Tensor | None:
         across = self._far(len(shard.x)) if shard.are_anchors and self.cols is not None else None
+        if across is not None:
+            across.tally = shard.tally
         self._add_tile_sums(self._far_places(shard, across, wanted=False), self.rows, 0)
         return None if across is None else across.negatives
 
@@ -49,6 +52,13 @@ class BlockwiseShards(BlockwiseEngine):
         assert self.cols is not None
         for part in parts:
             self.cols.negatives = self.kind.join(self.cols.negatives, part)
+
+    @property
+    def tallies(self) -> tuple[Tally, ...]:
+        return tuple(x.tally for x in (self.rows, self.cols) if x is not None and x.tally is not None)
+
+    def tracked(self) -> Tensor:
+        return engine.tracked(self.rows, self.cols)
 
     def losses(self) -> Tensor:
         found = [direction for direction in (self.rows, self.cols) if direction is not None]

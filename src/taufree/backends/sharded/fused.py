@@ -51,7 +51,10 @@ class FusedShards(FusedStep):
             block = self._block(shard, shard.are_anchors and self.arguments.symmetric)
             sums = self.row_sums
             cols = sums.new_full((1, block.v.n), self.empty_sum) if block.both_ways else sums
-            add_sums(block, self.mode, self.link, sums, cols)
+            tallies = None
+            if self.tallies:
+                tallies = (self.tallies[0], shard.tally or self.tallies[0])
+            add_sums(block, self.mode, self.link, sums, cols, tallies)
             return cols[0] if block.both_ways else None
 
     def merge(self, parts: Tensor) -> None:

@@ -22,8 +22,10 @@ weights                                if given   8 N
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
+largest column cosines (all-to-all)    symmetric  the same, if statistics are wanted
 loss (all-reduce)                      mean, sum  8
 measurements (all-reduce)              measured   24
+statistics (all-reduce)                if wanted  48
 normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
                                        one-way
 gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
@@ -62,6 +64,7 @@ from taufree.distributed import Gather, GatherLike, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
 from taufree.links import Likelihood, Link
 from taufree.reduction import anchor_weights
+from taufree.stats import Tally
 
 
 class ShardEngine(Protocol):
@@ -80,6 +83,13 @@ class ShardEngine(Protocol):
 
     def merge(self, parts: Tensor) -> None:
         """Own keys' sums over all ranks' anchors, [W, n]."""
+
+    @property
+    def tallies(self) -> tuple[Tally, ...]:
+        """Of the statistics of own anchors, then of own keys if they are anchors too."""
+
+    def tracked(self) -> Tensor:
+        """What :class:`taufree.stats.Tracker` holds, of own anchors."""
 
     def losses(self) -> Tensor:
         """Own losses [n], once sums are complete."""
@@ -200,15 +210,22 @@ class ShardedStep:
         """The weighted sum of all ranks' losses, or own losses [n]."""
         self._start()
         engine.add_own()
-        cols = None
+        cols, tracker = None, self.contrast.tracker
         if self.contrast.symmetric:
             device = self.contrast.anchors.device
             cols = torch.full((sum(self.sizes),), engine.empty_sum, dtype=engine.sum_dtype, device=device)
+            best = torch.full_like(cols, -torch.inf)
 
         def add(rows: Tensor, span: range) -> None:
-            found = engine.add(self.shard(rows, span))
+            shard = self.shard(rows, span)
+            if cols is not None and tracker is not None:
+                shard = shard._replace(tally=Tally.empty(rows, engine.sum_dtype))
+            found = engine.add(shard)
             if cols is not None and found is not None:
                 cols[span.start : span.stop] = found
+            if shard.tally is not None:
+                best[span.start : span.stop] = shard.tally.table[0]
+                engine.tallies[1].add_moments(shard.tally)
 
         if self.keys is not None:
             self.keys.visit(add)
@@ -216,6 +233,11 @@ class ShardedStep:
             self.queue.visit(lambda rows, span: engine.add(self._queue_shard(rows, span)))
         if cols is not None:
             engine.merge(self.ranks.swap(cols, self.sizes, "the column sums of all ranks"))
+            if tracker is not None:
+                found = self.ranks.swap(best, self.sizes, "the statistics of all ranks")
+                engine.tallies[1].raise_to(0, slice(None), found.amax(0))
+        if tracker is not None:
+            tracker.sums = self.ranks.sum(engine.tracked(), "the statistics of all ranks")
         losses = engine.losses()
         if self.weights is None:
             return losses
@@ -319,6 +341,7 @@ def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: s
     text += ", decoupled" if contrast.decoupled else ""
     text += f", hardness={contrast.hardness}" if contrast.hardness else ""
     text += "" if given is None else ", with weights"
+    text += "" if contrast.tracker is None else ", tracked"
     mode = " that measures" if link.measures else ""  # which exchanges sums
     return f"{text}, reduction={reduction!r}, backend={backend!r}, link={_describe_link(link)}{mode}"
 

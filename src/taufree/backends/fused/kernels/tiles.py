@@ -142,18 +142,36 @@ def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
         tl.store(out + (part * tiles + tile).to(tl.int64) * length + at, value, at < length)
 
 
+@triton.jit
+def _tally(out, at, length, slot, c, negatives, positives, AXIS: tl.constexpr, LABELS: tl.constexpr):
+    """Adds a tile to out [6, length] along an axis; sums over all its negatives to one ``slot``."""
+    here, none = at < length, float("-inf")
+    tl.atomic_max(out + at, tl.max(tl.where(negatives, c, none), AXIS), here, sem="relaxed")
+    if LABELS:
+        largest = tl.max(tl.where(positives, c, none), AXIS)
+        tl.atomic_max(out + length + at, largest, here, sem="relaxed")
+        found = tl.sum(tl.where(positives, c, 0.0), AXIS)
+        tl.atomic_add(out + 2 * length + at, found, here, sem="relaxed")
+    c = tl.where(negatives, c, 0.0)
+    tl.atomic_add(out + 3 * length + slot, tl.sum(negatives.to(tl.float32)), sem="relaxed")
+    tl.atomic_add(out + 4 * length + slot, tl.sum(c), sem="relaxed")
+    tl.atomic_add(out + 5 * length + slot, tl.sum(c * c), sem="relaxed")
+
+
 @triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
-def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, N, M, first_col,
-              row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr, COLS: tl.constexpr,
-              SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, ATOMIC: tl.constexpr,
-              PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, HARD: tl.constexpr,
+def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, rows_tally, cols_tally,
+              N, M, first_col, row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr,
+              COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr,
+              ATOMIC: tl.constexpr, TRACK: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr,
+              LABELS: tl.constexpr, HARD: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
     logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, width], of the
     ``width`` columns from first_col on. With LABELS the first dimension is 3: the negatives' weights, the
-    positives', and the positives' logits. With HARD the negatives' logits have hardness * c added.
+    positives', and the positives' logits. With HARD the negatives' logits have hardness * c added. TRACK adds
+    to rows_tally [6, N] and cols_tally [6, M], see taufree.stats.Tally.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = ti * BM, first_col + tj * BN
@@ -163,6 +181,15 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
     i, j = row + tl.arange(0, BM), col + tl.arange(0, BN)
     k, width = j - first_col, tl.minimum(M - first_col, col_tiles * BN)
     c, gap, rise, _, _ = _cosines(u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK)
+    if TRACK:
+        negatives = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        positives = negatives
+        if LABELS:
+            positives = negatives & _same(i, j, u_groups, v_groups, N, M)
+            negatives = negatives & ~positives
+        _tally(rows_tally, i, N, ti, c, negatives, positives, 1, LABELS)
+        if COLS:
+            _tally(cols_tally, j, M, tj, c, negatives, positives, 0, LABELS)
     if LABELS:
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         same = counted & _same(i, j, u_groups, v_groups, N, M)
