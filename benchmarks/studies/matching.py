@@ -24,7 +24,7 @@ from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.image_text.clip import CLIP, CLIPSettings
 from taufree.experiments.link_names import NAMED_LINKS, describe, in_order, parse_links
 from taufree.experiments.recipe import choose_settings
-from taufree.experiments.report.statistics import against_best_temperature, spreads
+from taufree.experiments.report.statistics import against_best_temperature, interval_of_mean, spreads
 from taufree.experiments.training.run import Run
 
 LINKS = (*NAMED_LINKS, "0.02", "0.05", "0.1", "0.2", "0.5")
@@ -86,6 +86,25 @@ def tables(lines: list[dict]) -> None:
                 print(f"- {gap}")
 
 
+def between_losses(lines: list[dict], size: int = 256) -> None:
+    """Each link of the sigmoid losses minus the same link of info_nce, and minus both learned."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for line in lines:
+        if line["settings"]["batch_size"] == size:
+            of = found.setdefault((line["settings"].get("loss", LOSSES[0]), line["link"]), {})
+            of[line["seed"]] = line["metrics"]["rsum"]
+    for loss, link in found:
+        for other in ((LOSSES[0], link), (LOSSES[2], "learnable")):
+            if loss == LOSSES[0] or other == (loss, link) or other not in found:
+                continue
+            first, second = found[loss, link], found[other]
+            by_seed = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+            if interval := interval_of_mean(by_seed):
+                low, high = interval
+                names = f"{loss}, {describe(link)}, minus {other[0]}, {describe(other[1])}"
+                print(f"- {names}: {mean(by_seed):+.2f} ({low:+.2f} to {high:+.2f}), {len(by_seed)} seeds")
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder of Flickr8k")
@@ -107,6 +126,7 @@ def main() -> None:
         if of_loss := [line for line in lines if line["settings"].get("loss", LOSSES[0]) == loss]:
             print(f"\n{loss}:\n")
             tables(of_loss)
+    between_losses(lines)
 
 
 if __name__ == "__main__":
