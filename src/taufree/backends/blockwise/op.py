@@ -7,6 +7,7 @@ takes tensors and numbers alone, so that a link must have a formula.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,8 +103,8 @@ def _gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tuple[T
 
     Each has memory of its own, as torch wants it of an operator's results.
     """
-    contrast, link, inputs, params = _call_of((*arguments[:-1], False))
-    params = params if wanted[4] else []
+    contrast, link, inputs, params = _call_of(arguments)
+    params, contrast = params if wanted[4] else [], replace(contrast, tracker=None)
     _, found = evaluate(contrast, link, inputs, params, [*wanted[:4], *([True] * len(params))], upstream)
     found += [None] * (5 - len(found))
     return tuple(

@@ -214,7 +214,7 @@ class ShardedStep:
         if self.contrast.symmetric:
             device = self.contrast.anchors.device
             cols = torch.full((sum(self.sizes),), engine.empty_sum, dtype=engine.sum_dtype, device=device)
-            best = torch.full_like(cols, -torch.inf)
+            best = cols if tracker is None else torch.full_like(cols, -torch.inf)
 
         def add(rows: Tensor, span: range) -> None:
             shard = self.shard(rows, span)

@@ -144,7 +144,10 @@ def _put(out, tile, tiles, length, part, at, value, ATOMIC: tl.constexpr):
 
 @triton.jit
 def _tally(out, at, length, slot, c, negatives, positives, AXIS: tl.constexpr, LABELS: tl.constexpr):
-    """Adds a tile to out [6, length] along an axis; sums over all its negatives to one ``slot``."""
+    """Adds a tile to out [6, length] along an axis; sums over all its negatives to one ``slot``.
+
+    Always atomically: the last digits of a mean cosine may differ from run to run, those of a loss do not.
+    """
     here, none = at < length, float("-inf")
     tl.atomic_max(out + at, tl.max(tl.where(negatives, c, none), AXIS), here, sem="relaxed")
     if LABELS:
