@@ -53,9 +53,6 @@ SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", "ids", "labels")  #
 @uncompiled
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
-    if isinstance(weights, float):
-        device = contrast.anchors.device
-        weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     with transforms_named("blockwise"):
         link, params, connected = learned(link, contrast.anchors)
         inputs = (*contrast.inputs, *connected)
@@ -67,7 +64,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 
 def evaluate(
     contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
-    wanted: Sequence[bool], weights: Tensor | None,
+    wanted: Sequence[bool], weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
     if one_tile.fits(contrast, TILE_SIZE**2):
@@ -75,6 +72,9 @@ def evaluate(
             found = one_tile.run(contrast, link, inputs, params, weights)
         if found is not None:
             return found
+    if isinstance(weights, float):
+        device = contrast.anchors.device
+        weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     return BlockwiseEngine(contrast, link, inputs, params, wanted).run(weights)
 
 
@@ -83,7 +83,7 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, contrast: Contrast, link: Link, params: list[Tensor], weights: Tensor | None,
+        ctx: Any, contrast: Contrast, link: Link, params: list[Tensor], weights: Tensor | float | None,
         *inputs: Tensor | None,
     ) -> Tensor:  # fmt: skip
         # Not the parameters of a link: the next loss may bring them back into range in place.
@@ -97,7 +97,9 @@ class _Blockwise(torch.autograd.Function):
         losses, ctx.gradients = evaluate(
             contrast, link, inputs, params, ctx.wanted, weights if any(ctx.wanted) else None
         )
-        return (losses if weights is None else (losses * weights).sum()).to(result_dtype(*inputs[:4]))
+        if weights is not None:
+            losses = losses.sum() * weights if isinstance(weights, float) else (losses * weights).sum()
+        return losses.to(result_dtype(*inputs[:4]))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,7 +111,7 @@ class _Blockwise(torch.autograd.Function):
                 check_unchanged(ctx.link, ctx.params, ctx.values)
                 saved = dict(zip(SAVED_FIELDS, [*inputs[:4], ids, labels], strict=True))
                 contrast = replace(ctx.contrast, **saved)
-                grad = upstream if ctx.weights is None else ctx.weights * upstream
+                grad = upstream if ctx.weights is None else (ctx.weights * upstream).expand(contrast.n)
                 _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
             else:
                 for gradient, wanted in zip(gradients, ctx.wanted, strict=True):

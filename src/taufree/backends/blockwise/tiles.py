@@ -21,10 +21,10 @@ from taufree.links import Link, from_formula
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
 
-def near(gap: Tensor, offset: float) -> bool:
+def near(gap: Tensor, offset: float, limit: float = NEAR_GAP) -> bool:
     """Whether plain products are not good enough for a tile, given its 1 - c + offset."""
     least, most = gap.aminmax()
-    low, high = NEAR_GAP + offset, 2 - NEAR_GAP + offset
+    low, high = limit + offset, 2 - limit + offset
     if gap.is_cpu:
         return least.item() < low or most.item() > high
     return bool((least < low) | (most > high))  # waits for the device once
@@ -129,12 +129,15 @@ class OddsTile:
         return self.r.nbytes * (1 if self.weight is None else 2)
 
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
-        """``total`` with the weights along ``dim`` added, of all pairs or of those ``among``."""
+        """``total`` with :meth:`sum` added."""
+        return self.join(total, self.sum(dim, among))
+
+    def sum(self, dim: int, among: Tensor | None = None) -> Tensor:
+        """The weights along ``dim`` as one sum, of all pairs or of those ``among``."""
         if self.weight is None:
             count = self.r.shape[dim] - (0 if self.left_out is None else self.left_out.count(self.r, dim))
-            return total + (self.r.sum(dim) * self.twice - count)
-        weight = self.weight if among is None else self.weight * among
-        return total + weight.sum(dim)
+            return self.r.sum(dim).mul_(self.twice).sub_(count)
+        return (self.weight if among is None else self.weight * among).sum(dim)
 
     @staticmethod
     def merge(total: Tensor, logits: Tensor) -> Tensor:
@@ -215,12 +218,15 @@ class SoftmaxTile:
         return sum(x.untyped_storage().nbytes() for x in held if x is not None)
 
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
+        return self.join(total, self.sum(dim, among))
+
+    def sum(self, dim: int, among: Tensor | None = None) -> Tensor:
         logit = self.logit if among is None else self.logit.where(among, -torch.inf)
         top = logit.amax(dim, keepdim=True).nan_to_num_(torch.nan)  # finite, or inf - inf would be NaN
         weight = _exp(logit - top)
         if dim == 1 and among is None:
             self.top, self.weight = top, weight
-        return torch.logaddexp(total, (weight.sum(dim).log() + top.squeeze(dim)).to(total.dtype))
+        return weight.sum(dim).log_().add_(top.squeeze(dim))
 
     @staticmethod
     def merge(total: Tensor, logits: Tensor) -> Tensor:
@@ -228,7 +234,7 @@ class SoftmaxTile:
 
     @staticmethod
     def join(total: Tensor, more: Tensor) -> Tensor:
-        return torch.logaddexp(total, more)
+        return torch.logaddexp(total, more.to(total.dtype))
 
     @staticmethod
     def log(total: Tensor) -> Tensor:
