@@ -67,7 +67,7 @@ def evaluate(
     wanted: Sequence[bool], weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
-    if one_tile.fits(contrast, TILE_SIZE**2):
+    if one_tile.fits(contrast, link, TILE_SIZE**2):
         with full_precision(contrast.anchors.device):
             found = one_tile.run(contrast, link, inputs, params, weights)
         if found is not None:

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from taufree.backends.blockwise.tiles import NEAR_GAP, Direction, LeftOut, Side, link_gradient, near, tile_kind
+from taufree.backends.blockwise.tiles import Direction, LeftOut, Side, link_gradient, near, tile_kind
 from taufree.backends.numerics import shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
-FLOAT64_PRODUCT = 2**18  # multiplications of a product that float64 does in the time of a few calls
+FLOAT64_PRODUCT = 2**19  # multiplications of a product that float64 does in the time of a few calls
 FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more digits than float32 has
 
 
-def fits(contrast: Contrast, pairs: int) -> bool:
+def fits(contrast: Contrast, link: Link, pairs: int) -> bool:
     """Whether it is a matrix of at most so many pairs, of a kind that :func:`run` has.
 
     Some rows it still leaves to the engine.
     """
     if contrast.own_negatives is not None or contrast.positives is not None:
         return False
-    if contrast.labels is not None and not _in_float64(contrast):
+    if contrast.labels is not None and not _in_float64(contrast, link):
         return False
     may_be_alone = contrast.ids is not None or contrast.n <= 2  # without negatives
     if contrast.decoupled and contrast.labels is None and may_be_alone:
@@ -43,12 +43,17 @@ def fits(contrast: Contrast, pairs: int) -> bool:
     return 0 < contrast.n * contrast.candidate_count <= pairs
 
 
-def _in_float64(contrast: Contrast) -> bool:
-    """Whether the whole matrix is computed in float64 for results in float32."""
+def _in_float64(contrast: Contrast, link: Link) -> bool:
+    """Whether the whole matrix is computed in float64 for results in float32.
+
+    The link must be the same for all 1 - c below ``FLOAT64_GAP``, as far as float32 can tell.
+    """
     device, size = contrast.anchors.device, contrast.anchors.numel() * contrast.candidate_count
     if not contrast.in_batch or device.type != "cpu" or size > FLOAT64_PRODUCT:
         return False
-    return result_dtype(*contrast.inputs) != wide_dtype(device)
+    formula = link.formula
+    smooth = formula is not None and (formula.kind == "linear" or formula.resolution >= FLOAT64_GAP)
+    return smooth and result_dtype(*contrast.inputs) != wide_dtype(device)
 
 
 def run(
@@ -56,7 +61,8 @@ def run(
     weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]] | None:  # fmt: skip
     """Losses and gradients as :meth:`.engine.BlockwiseEngine.run` gives them; None where it must be asked."""
-    n, views, in_float64 = contrast.n, contrast.keys is None, _in_float64(contrast)
+    n, views, in_float64 = contrast.n, contrast.keys is None, _in_float64(contrast, link)
+    labelled, both = contrast.labels is not None, contrast.symmetric
     given = [x for x in inputs[:3] if x is not None]
     dtype, wide = result_dtype(*given), wide_dtype(given[0].device)
     exact = (given[0] if len(given) == 1 else torch.cat(given)).to(wide, copy=True)
@@ -73,69 +79,68 @@ def run(
     u, candidates, kind = unit[:n], unit[first:], tile_kind(link)
     offset = kind.offset(link)
     gap = torch.addmm(unit.new_full((1,), 1 + offset), u, candidates.T, alpha=-1)
-    # The pairs of each row with its positive; of two views the second half has those of the first.
-    pairs, positive = contrast.shift if views else n, None
-    if contrast.labels is None:
-        a, b = exact[:pairs], exact[pairs : 2 * pairs]
-        positive = _in_matrix(gap, contrast.shift, offset) if in_float64 else _by_chords(a, b)
     left_out = LeftOut.of(contrast, range(n), range(n)) if contrast.in_batch else None
-    if left_out is not None:
-        left_out.fill(gap, 1)
-    limit = _limit(link) if in_float64 else NEAR_GAP
-    if limit > 0 and (near(gap, offset, limit) or (in_float64 and positive and near(positive[1], 0, limit))):
-        return None
-    same = None if positive else contrast.same_label(range(n), range(n))
-    tile = kind(link, gap, None, left_out, same, bool(params))
+    if not in_float64:
+        if left_out is not None:
+            left_out.fill(gap, 1)
+        if near(gap, offset):
+            return None
+    same = contrast.same_label(range(n), range(n)) if labelled else None
+    inside = contrast.shift if in_float64 and not labelled else None  # the diagonal of the positives
+    tile = kind(link, gap, None, left_out, same, bool(params), inside)
 
     if weights is not None:
         weights = weights.to(wide) if isinstance(weights, Tensor) else exact.new_full((1,), weights)
-    if positive is None:
+    if labelled:
         rows = Direction(kind, contrast.positive_count(), None, weights, wide, contrast.decoupled)
         rows.add(tile, slice(0, n), 1)
         rows.close(slice(0, n))
-        losses, sides = rows.losses, [rows.side.at(range(n), 0)]
+        if weights is None:
+            return rows.losses, []
+        slopes, found = tile.coefficients([rows.side.at(range(n), 0)], params)
+        losses = rows.losses
     else:
-        logit = link.logit(*positive)
-        if views:
-            logit = logit.repeat(2)
-        dims = (1, 0) if contrast.symmetric else (1,)
-        sums = [tile.sum(dim) for dim in dims]
-        log_s = kind.log((torch.stack(sums) if len(sums) > 1 else sums[0]).to(wide))
-        excess = log_s - logit
-        log_z = log_s if contrast.decoupled else torch.logaddexp(log_s, logit)
-        # The threshold: softplus is exact below, and exp overflows at 709.
-        losses = excess if contrast.decoupled else softplus(excess, threshold=700)
-        losses = losses.mean(0) if len(sums) > 1 else losses
-    if weights is None:
-        return losses, []
+        # The pairs of each row with its positive; of two views the second half has those of the first.
+        pairs = contrast.shift if views else n
+        if tile.positives is None:
+            a, b = exact[:pairs], exact[pairs : 2 * pairs]
+            positive = _chords(a, b)
+            logit = link.logit(*positive)
+        else:
+            logit, slope = tile.positives
+        every = logit.repeat(2) if views else logit
+        log_s = kind.log((torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)).to(wide))
+        log_z, losses = log_s, log_s - every
+        if not contrast.decoupled:
+            log_z = torch.logaddexp(log_s, every)
+            missed = losses.sigmoid()
+            losses = softplus(losses, threshold=700)  # exact below, and exp overflows at 709
+        losses = losses.mean(0) if both else losses
+        if weights is None:
+            return losses, []
 
-    if positive is not None:
-        grad = weights / len(sums) if len(sums) > 1 else weights
-        parts = log_z.unbind() if len(sums) > 1 else (log_z,)
+        grad = weights / 2 if both else weights
         sides = [
-            Side(grad.unsqueeze(dim), z.unsqueeze(dim), grad, grad) for dim, z in zip(dims, parts, strict=True)
+            Side(grad.unsqueeze(dim), z.unsqueeze(dim), grad, grad)
+            for dim, z in zip((1, 0), log_z if both else (log_z,), strict=False)
         ]
-    slopes, learned = tile.coefficients(sides, params)
-    found = [torch.zeros_like(p, dtype=wide) for p in params]
-    if positive is not None:
-        missed = -grad * (torch.ones_like(excess) if contrast.decoupled else excess.sigmoid_())
-        if len(sums) > 1:
-            missed = missed.sum(0)
-        if views:  # dL/dlogit of the pairs
-            missed = missed[:pairs] + missed[pairs:]
-        pull = missed * link.slope(*positive)
-        if params:
-            _add(found, link_gradient(link, positive, missed, params))
-        if in_float64:
-            slopes.diagonal(contrast.shift).copy_(pull)
-    _add(found, learned)
+        slopes, found = tile.coefficients(sides, params)
+        missed = grad.expand_as(log_z) if contrast.decoupled else missed.mul_(grad)
+        missed = missed.sum(0) if both else missed
+        missed = missed[:pairs] + missed[pairs:] if views else missed  # minus dL/dlogit of the pairs
+        if tile.positives is not None:
+            slopes.diagonal(contrast.shift).copy_(missed * slope).neg_()
+            more = [-(missed * logit).sum() / p for p in params]  # the scale alone
+        else:
+            more = link_gradient(link, positive, -missed, params) if params else ()
+            pull = (missed * link.slope(*positive)).neg_()[:, None]
+        found = [_sum(parts) for parts in zip(found, more, strict=True)]
 
     back = slopes.T @ u
     out = back.addmm_(slopes, unit) if views else torch.cat([slopes @ candidates, back])
     if not views and not contrast.in_batch:  # the keys are positives alone
         out = torch.cat([out[:n], out.new_zeros(n, out.shape[1]), out[n:]])
-    if positive is not None and not in_float64:
-        pull = pull[:, None]
+    if not labelled and tile.positives is None:
         sign = torch.ones_like(pull).copysign_(positive[0][:, None])  # never 0, also at right angles
         # b - a for b (b + a if they are opposite): the same but for the part along a, and exact where they
         # agree.
@@ -148,28 +153,13 @@ def run(
     return losses, [*(None if x is None else next(split) for x in inputs[:4]), *found]
 
 
-def _in_matrix(gap: Tensor, shift: int, offset: float) -> tuple[Tensor, Tensor, Tensor]:
-    """c, 1 - c and 1 + c of the positives, from a matrix of 1 - c + offset in float64."""
-    at = gap.diagonal(shift) - offset
-    return 1 - at, at, 2 - at
-
-
-def _by_chords(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of unit rows, exact at any distance."""
+def _chords(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """c, 1 - c and 1 + c of unit rows, exact at any distance."""
     minus, plus = a - b, a + b
     gap, rise = torch.linalg.vecdot(minus, minus).div_(2), torch.linalg.vecdot(plus, plus).div_(2)
     return (rise - gap).div_(2), gap, rise
 
 
-def _limit(link: Link) -> float:
-    """The 1 - c below which a plain product in float64 does not suffice; none of at most 0 does not."""
-    formula = link.formula
-    if formula is None:
-        return FLOAT64_GAP
-    return 0.0 if formula.kind == "linear" else FLOAT64_GAP - formula.resolution
-
-
-def _add(totals: list[Tensor], parts: Sequence[Tensor | None]) -> None:
-    for total, part in zip(totals, parts, strict=False):
-        if part is not None:
-            total += part
+def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return sum(there[1:], there[0]) if there else None

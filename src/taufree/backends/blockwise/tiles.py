@@ -106,7 +106,7 @@ class OddsTile:
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool,
+        learns: bool, positives_at: int | None = None,
     ) -> None:  # fmt: skip
         resolution = self.offset(link)
         self.twice = 2 * (1 + resolution)
@@ -114,6 +114,11 @@ class OddsTile:
         self.near = rise is not None
         self.r = gap.reciprocal_()
         self.left_out = left_out
+        self.positives: tuple[Tensor, Tensor] | None = None  # logits and slopes of a diagonal that is left out
+        if positives_at is not None:
+            r = self.r.diagonal(positives_at)
+            weight = (r * self.twice).sub_(1)
+            self.positives = weight.log(), (r * r).mul_(self.twice).div_(weight)
         self.weight: Tensor | None = None  # formed only where the sum of r does not give it
         if rise is not None:
             self.weight = rise.add_(resolution).mul_(self.r)
@@ -185,7 +190,7 @@ class SoftmaxTile:
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool,
+        learns: bool, positives_at: int | None = None,
     ) -> None:  # fmt: skip
         self.link, self.same, self.near, self.left_out = link, same, rise is not None, left_out
         self.similarity: tuple[Tensor, Tensor, Tensor] | None = None
@@ -207,6 +212,10 @@ class SoftmaxTile:
                 self.similarity = (cosine, gap, rise)
             elif learns:
                 self.base = self.logit / link.formula_scale()
+        self.positives: tuple[Tensor, Tensor] | None = None
+        if positives_at is not None:
+            slope = self.slope.diagonal(positives_at) if self.slope.dim() else self.slope
+            self.positives = self.logit.diagonal(positives_at).clone(), slope
         if left_out is not None:
             left_out.fill(self.logit, -torch.inf)
         if not learns:
