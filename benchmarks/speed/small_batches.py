@@ -83,9 +83,7 @@ def open_clip() -> Iterator[Case]:
     from taufree.integrations.open_clip import ClipLoss
 
     scale = torch.tensor(1 / TAU, requires_grad=True)
-    yield modules(
-        "open_clip ClipLoss", theirs.ClipLoss(), ClipLoss(link=TAU), ClipLoss(), *pair(), scale
-    )
+    yield modules("open_clip ClipLoss", theirs.ClipLoss(), ClipLoss(link=TAU), ClipLoss(), *pair(), scale)
 
 
 def pygcl() -> Iterator[Case]:

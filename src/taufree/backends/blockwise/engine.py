@@ -367,7 +367,9 @@ class BlockwiseEngine:
             left_out.fill(gap, 1)
         if near(gap, offset):
             gap, rise = numerics.similarity(u.exact(rows), u.deficit[rows], v.exact(cols), v.deficit[cols])
-            gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
+            gap.add_(offset)
+            if same is None:  # else a coefficient may be the small difference of two numbers that are alike
+                gap, rise = gap.to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
         return self.kind(self.link, gap, rise, left_out, same, bool(self.params))

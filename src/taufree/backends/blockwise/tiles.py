@@ -114,7 +114,9 @@ class OddsTile:
         self.near = rise is not None
         self.r = gap.reciprocal_()
         self.left_out = left_out
-        self.positives: tuple[Tensor, Tensor] | None = None  # logits and slopes of a diagonal that is left out
+        self.positives: tuple[Tensor, Tensor] | None = (
+            None  # logits and slopes of a diagonal that is left out
+        )
         if positives_at is not None:
             r = self.r.diagonal(positives_at)
             weight = (r * self.twice).sub_(1)
