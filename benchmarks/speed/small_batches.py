@@ -87,15 +87,14 @@ def open_clip() -> Iterator[Case]:
 
 
 def pygcl() -> Iterator[Case]:
-    from tests.support.gcl import GCL  # which imports it without its compiled packages
-
+    from tests.support.gcl import GCL  # isort: skip  imports it without its compiled packages
     from taufree.integrations import pygcl as ours
 
     for intraview in (False, True):
         a, b = pair()
         sampler = GCL.models.get_sampler("L2L", intraview_negs=intraview)
         losses = (GCL.losses.InfoNCE(TAU), ours.InfoNCE(TAU), ours.InfoNCE())
-        of = [lambda a, b, loss=loss: loss(*sampler(a, b)) for loss in losses]
+        of = [lambda a, b, loss=loss, sampler=sampler: loss(*sampler(a, b)) for loss in losses]
         yield modules("PyGCL InfoNCE" + ", intraview" * intraview, *of, a, b)
 
 
@@ -126,9 +125,8 @@ def recbole() -> Iterator[Case]:
     for name, kind in {"float_": np.float64, "complex_": np.complex128, "unicode_": np.str_}.items():
         if not hasattr(np, name):  # which RecBole 1.2 uses
             setattr(np, name, kind)
+    from taufree.integrations import recbole as ours  # isort: skip  first, or anomalies are looked for
     from recbole.model import general_recommender, sequential_recommender
-
-    from taufree.integrations import recbole as ours
 
     def of(kind: type, link: object) -> SimpleNamespace:
         options = {"ssl_tau": TAU, "ssl_weight": 1.0, "batch_size": N, "mask_default": mask}
@@ -164,7 +162,7 @@ def links() -> Iterator[Case]:
     for n in SIZES:
         a, b = pair(n)
         losses: dict[str, Callable] = {"dense": dense}
-        losses |= {name: taufree.InfoNCE(link=link, backend="blockwise") for name, link in made.items()}
+        losses |= {name: taufree.InfoNCE(link=link) for name, link in made.items()}
         yield f"{n:,} x {D}", {name: lambda loss=loss, a=a, b=b: loss(a, b) for name, loss in losses.items()}
 
 

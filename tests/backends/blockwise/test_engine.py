@@ -334,5 +334,5 @@ def test_the_smallest_batches_are_exact_at_any_distance(link, spread):
                 expected.double(),
                 rtol=2e-6,
                 atol=2e-6 * largest + 1e-9,
-                msg=lambda x: f"{name}: {x}",
+                msg=lambda x, name=name: f"{name}: {x}",
             )

@@ -130,7 +130,7 @@ def run(
         missed = missed[:pairs] + missed[pairs:] if views else missed  # minus dL/dlogit of the pairs
         if tile.positives is not None:
             slopes.diagonal(contrast.shift).copy_(missed * slope).neg_()
-            more = [-(missed * logit).sum() / p for p in params]  # the scale alone
+            more: Sequence[Tensor | None] = [-(missed * logit).sum() / p for p in params]  # the scale alone
         else:
             more = link_gradient(link, positive, -missed, params) if params else ()
             pull = (missed * link.slope(*positive)).neg_()[:, None]
