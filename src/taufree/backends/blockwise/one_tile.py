@@ -56,6 +56,7 @@ def _in_float64(contrast: Contrast, link: Link) -> bool:
     return smooth and result_dtype(*contrast.inputs) != wide_dtype(device)
 
 
+@torch.no_grad()
 def run(
     contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
     weights: Tensor | float | None,
