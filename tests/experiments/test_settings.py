@@ -17,6 +17,7 @@ class Base(Settings):
     name: str = "x"
     size: Literal[32, 64] = 32
     pair: tuple[int, int] = (1, 2)
+    noise: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ def test_text_becomes_what_the_field_holds(name, text, value):
         ("epochs", "0", "an integer of at least 1"),
         ("share", "2", "a number between 0 and 1"),
         ("share", "nan", "a number between 0 and 1"),
+        ("noise", "inf", "a finite number of at least 0"),
+        ("noise", "nan", "a finite number of at least 0"),
         ("view", "flip", "one of crop, mask"),
         ("most", "-1", "an integer of at least 0, or none"),
         ("flip", "maybe", "true or false"),

@@ -66,6 +66,20 @@ def test_the_derivatives_are_those_of_the_loss(name, room, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONTRASTS)
+def test_a_batch_in_one_matrix_is_measured_as_any_other(name):
+    a, b = pairs()
+    a[3], b[5], b[7] = 0, 0, 2 * a[7]
+    contrast = CONTRASTS[name](a, b)
+    sample = likelihood.AnchorSample(contrast, LogOdds(2.0))
+    sample.add_own()
+    expected = likelihood.summary(sample.sums(contrast.n))
+    assert likelihood.is_one_matrix(contrast) == (name in ("pairs", "views", "queue and batch"))
+    torch.testing.assert_close(
+        ContrastMeasure(contrast).likelihood(LogOdds(2.0)), expected, rtol=1e-9, atol=0
+    )
+
+
+@pytest.mark.parametrize("name", CONTRASTS)
 def test_it_comes_to_the_most_likely_gain(name):
     """Of one batch again and again; of different ones to a mean of theirs."""
     a, b = pairs(d=4)

@@ -26,10 +26,12 @@ class Case:
     def call(self, backend: str, link: taufree.Link, reduction: str = "sum"):
         """The loss, and the gradients of all tensors as one list of rows, then of the link's parameters."""
         leaves = [t.detach().clone().requires_grad_() for t in self.tensors]
-        names = {"sup_con": ("embeddings", "keys")}.get(
-            self.function, ("query", "positive_key", "negative_keys")
-        )
-        names = ("view_a", "view_b") if self.function == "nt_xent" else names
+        names = {
+            "sup_con": ("embeddings", "keys"),
+            "nt_xent": ("view_a", "view_b"),
+            "sigmoid_nce": ("query", "key"),
+            "info_nce": ("query", "positive_key", "negative_keys"),
+        }[self.function]
         loss = getattr(taufree, self.function)(
             **dict(zip(names, leaves, strict=False)), **self.options, link=link, reduction=reduction,
             backend=backend,

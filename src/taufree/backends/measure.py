@@ -21,6 +21,8 @@ class ContrastMeasure:
 
     @torch.no_grad()
     def likelihood(self, link: Link) -> Likelihood:
+        if likelihood.is_one_matrix(self.contrast):
+            return likelihood.of_one_matrix(self.contrast, link)
         sample = likelihood.AnchorSample(self.contrast, link)
         sample.add_own()
         return likelihood.summary(sample.sums(self.contrast.n))

@@ -69,11 +69,26 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Matrix products in the precision of their inputs, whatever autocast or TF32 settings say."""
+    if _already_full(device):  # of small batches, setting it again takes longer than a product
+        return nullcontext()
+    return _full_precision(device)
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
     with float32_products("highest"), no_autocast(device):
         yield
+
+
+def _already_full(device: torch.device) -> bool:
+    if _wanted or device.type == "meta" or torch.is_autocast_enabled(device.type):
+        return False
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # newer PyTorch, where the libraries differ
+        return False
 
 
 def shortest(dtype: torch.dtype) -> float:

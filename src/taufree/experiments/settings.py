@@ -47,8 +47,8 @@ class Setting:
         if get_origin(kind) is Literal:
             words = f"one of {', '.join(map(str, get_args(kind)))}"
         elif kind in (int, float):
-            words = "an integer" if kind is int else "a number"
             least, most = self.bounds.least, self.bounds.most
+            words = "an integer" if kind is int else "a number" if math.isfinite(most) else "a finite number"
             words += f" of at least {least}" if math.isinf(most) else f" between {least} and {most}"
         else:
             words = {bool: "true or false", str: "a text"}.get(kind, f"a {kind}, which --set cannot give")
@@ -79,7 +79,9 @@ class Setting:
         if get_origin(kind) is Literal:
             right = value in get_args(kind)
         else:
-            right = kind not in (int, float) or self.bounds.least <= value <= self.bounds.most
+            right = kind not in (int, float) or (
+                self.bounds.least <= value <= self.bounds.most and value != math.inf
+            )
         if not right:
             raise ValueError(f"{self.name} must be {self.needed}, got {value!r}.")
 

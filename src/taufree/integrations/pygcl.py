@@ -19,6 +19,9 @@ with needs("taufree[pygcl]", "GCL"):
     from GCL.models import DualBranchContrast, SingleBranchContrast
 
 
+SMALL_BATCH = 256  # rows whose masks are compared as a whole: fewer calls, and memory of their size
+
+
 class InfoNCE(Linked, original.InfoNCE):
     """`GCL.losses.InfoNCE` with ``tau=None`` by default, for SingleBranchContrast and DualBranchContrast.
 
@@ -56,6 +59,8 @@ class InfoNCE(Linked, original.InfoNCE):
         """The mean loss of anchors [N, D] against samples [M, D], by masks [N, M]."""
         check_rows(anchor=anchor, sample=sample)
         n, m = len(anchor), len(sample)
+        if n == m <= SMALL_BATCH and _one_each(pos_mask, neg_mask, n):
+            return info_nce(anchor, sample, link=self.link, backend=self.backend)
         link, positives = self.link, _as_booleans("pos_mask", pos_mask, n, m)
         candidates = positives | _as_booleans("neg_mask", neg_mask, n, m)
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
@@ -71,6 +76,15 @@ class InfoNCE(Linked, original.InfoNCE):
             return losses[:n].mean()
         self._check_dense("these masks")
         return masked_losses(anchor, sample, positives, candidates, link).mean()
+
+
+def _one_each(pos_mask: Tensor, neg_mask: Tensor, n: int) -> bool:
+    """Whether these are the usual masks [n, n], which few calls can tell: sample i is the positive of anchor
+    i, and every other one a negative."""
+    if not isinstance(pos_mask, Tensor) or not isinstance(neg_mask, Tensor):
+        return False
+    eye = torch.eye(n, dtype=pos_mask.dtype, device=pos_mask.device)
+    return torch.equal(pos_mask, eye) and torch.equal(neg_mask, (1 - eye.float()).to(neg_mask.dtype))
 
 
 def _as_booleans(name: str, mask: Tensor, n: int, m: int) -> Tensor:

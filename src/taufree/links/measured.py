@@ -202,11 +202,11 @@ class FittedLogOdds(_MeasuredLogOdds):
             )
         # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
         # the minimum: there the gradient counts twice, and else not at all.
-        curvature = self.curvature + variance + gradient + gradient.abs()
-        step = (-gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
-        told = step.isfinite()  # or the batch has NaN, or nothing to compare
-        self.log_gain.copy_((self.log_gain + step).clamp(min=0).where(told, self.log_gain))
-        self.curvature.copy_(curvature.where(told, self.curvature))
+        curvature = self.curvature + variance + 2 * gradient.clamp(min=0)
+        step = (gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
+        untold = step.isnan()  # the batch has NaN, or nothing to compare
+        self.log_gain.copy_(torch.where(untold, self.log_gain, (self.log_gain - step).clamp(min=0)))
+        self.curvature.copy_(torch.where(untold, self.curvature, curvature))
 
     def formula_scale(self) -> Tensor:
         return self.log_gain.detach().to(wide_dtype(self.log_gain.device)).exp()

@@ -57,7 +57,12 @@ def check_folder(path: Path, content: str) -> None:
     """Raise a ValueError unless ``path`` is a folder; ``content`` says what it must hold."""
     if not is_there(path):
         raise ValueError(f"No such folder: {path}, which must hold {content}.")
-    if not path.is_dir():
+    refuse_file(path, content)
+
+
+def refuse_file(path: Path, content: str) -> None:
+    """Raise a ValueError if ``path`` is a file in place of a folder; ``content`` says what that must hold."""
+    if is_there(path) and not path.is_dir():
         raise ValueError(f"{path} must be a folder that holds {content}, got a file.")
 
 

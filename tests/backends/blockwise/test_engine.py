@@ -286,3 +286,53 @@ def test_is_called_from_compiled_code():
     a, b = rows(300).requires_grad_(), rows(300, seed=1)
     compiled = torch.compile(lambda a, b: 2 * info_nce(a, b, backend="blockwise"), backend="aot_eager")
     torch.testing.assert_close(compiled(a, b), 2 * info_nce(a, b, backend="blockwise"))
+
+
+@pytest.mark.parametrize("link", [LogOdds(), LogOdds(gain=2.0), Temperature(0.1)], ids=repr)
+@pytest.mark.parametrize("labels", [1, 3])
+def test_labels_in_a_narrow_cone_have_exact_gradients(link, labels):
+    """All rows nearly agree: a positive's coefficient is the small difference of two nearly equal shares."""
+    x = rows(1, 64) + 1e-3 * rows(200, 64, seed=1)
+    groups = torch.arange(200) % labels
+    gradients = []
+    for dtype, backend in ((torch.float64, "reference"), (torch.float32, "blockwise")):
+        z = x.to(dtype, copy=True).requires_grad_()
+        sup_con(z, groups, link=link, backend=backend).backward()
+        gradients.append(z.grad.double())
+    assert (gradients[1] - gradients[0]).norm() < 2e-7 * gradients[0].norm()
+
+
+SMALL_LINKS = [LogOdds(), LogOdds(gain=3.0), Temperature(0.05), LearnableTemperature(0.1).double()]
+
+
+@pytest.mark.parametrize("link", SMALL_LINKS, ids=repr)
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 0.0], ids=["apart", "alike", "equal"])
+def test_the_smallest_batches_are_exact_at_any_distance(link, spread):
+    """Float32 rows whose matrix is computed in float64, against the reference on the same numbers."""
+    a, b = (rows(1, 16) + spread * rows(24, 16, seed=seed) for seed in (1, 2))
+    labels, few = torch.arange(24) % 5, torch.arange(24) // 2
+    losses = {
+        "pairs": lambda a, b, **options: info_nce(a, b, **options),
+        "both ways": lambda a, b, **options: info_nce(a, b, symmetric=True, ids=few, **options),
+        "queue": lambda a, b, **options: info_nce(a, b, b.flip(0), in_batch=True, **options),
+        "views": lambda a, b, **options: nt_xent(a, b, **options),
+        "decoupled": lambda a, b, **options: nt_xent(a, b, decoupled=True, **options),
+        "labels": lambda a, b, **options: sup_con(a + 0 * b, labels, **options),
+    }
+    for name, loss in losses.items():
+        found = []
+        for dtype, backend in ((torch.float64, "reference"), (torch.float32, "blockwise")):
+            x, y = (z.to(dtype, copy=True).requires_grad_() for z in (a, b))
+            value = loss(x, y, link=link, backend=backend)
+            learned = list(link.parameters())
+            gradients = torch.autograd.grad(value, [x, y, *learned])
+            found.append([value, *gradients])
+        for expected, got in zip(*found, strict=True):
+            largest = expected.abs().max().item()
+            torch.testing.assert_close(
+                got.double(),
+                expected.double(),
+                rtol=2e-6,
+                atol=2e-6 * largest + 1e-9,
+                msg=lambda x, name=name: f"{name}: {x}",
+            )

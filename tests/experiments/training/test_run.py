@@ -10,6 +10,7 @@ import pytest
 from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.images.msc import MSCSettings
 from taufree.experiments.images.simclr import SimCLRSettings
+from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep.results import line_key
 from taufree.experiments.training.run import Run, run_slug, share_contents
 from taufree.util.errors import BadInputError
@@ -89,6 +90,31 @@ def test_images_that_are_not_there_are_refused_in_one_sentence(tmp_path, recipe)
     settings = MSCSettings() if recipe == "msc" else SimCLRSettings()
     with pytest.raises(BadInputError, match=r"^No such folder: .*none, which must hold images\.$"):
         Run(recipe, "free", 0, settings, data=tmp_path / "none").key  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("recipe", "content"),
+    {
+        "images": "images",
+        "msc": "images",
+        "cifar10": "cifar10.npz",
+        "imagenette": "imagenette2-160 with train and val, or tar files of them",
+        "citeseer": "the Planetoid files in planetoid/CiteSeer/raw",
+        "dcrec": "dcrec/beauty, two .inter files",
+        "clip": "images and captions",
+        "mabel": "snli or mnli .*",
+        "sentences": "snli or mnli .*",
+    }.items(),
+)
+def test_a_file_in_place_of_the_folder_is_named_with_what_the_folder_must_hold(tmp_path, recipe, content):
+    file = tmp_path / "file"
+    file.touch()
+    sentence = rf"^{file} must be a folder that holds {content}, got a file\.$"
+    kind = find_recipe(recipe)
+    made = kind(kind.settings_type())
+    with pytest.raises(ValueError, match=sentence):  # noqa: PT012  either says so before the runs begin
+        made.check(file)
+        made.content(file)
 
 
 def test_runs_on_the_same_images_list_them_once(images):

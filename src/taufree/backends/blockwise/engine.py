@@ -56,9 +56,6 @@ SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", *INTEGER_FIELDS)
 @uncompiled
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     """The weighted sum of the anchors' losses, or each anchor's loss when ``weights`` is None."""
-    if isinstance(weights, float):
-        device = contrast.anchors.device
-        weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     with transforms_named("blockwise"):
         link, params, connected = learned(link, contrast.anchors)
         inputs = (*contrast.inputs, *connected)
@@ -70,14 +67,17 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 
 def evaluate(
     contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
-    wanted: Sequence[bool], weights: Tensor | None,
+    wanted: Sequence[bool], weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
-    if one_tile.fits(contrast, TILE_SIZE**2):
+    if one_tile.fits(contrast, link, TILE_SIZE**2):
         with full_precision(contrast.anchors.device):
             found = one_tile.run(contrast, link, inputs, params, weights)
         if found is not None:
             return found
+    if isinstance(weights, float):
+        device = contrast.anchors.device
+        weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
     return BlockwiseEngine(contrast, link, inputs, params, wanted).run(weights)
 
 
@@ -86,7 +86,7 @@ class _Blockwise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, contrast: Contrast, link: Link, params: list[Tensor], weights: Tensor | None,
+        ctx: Any, contrast: Contrast, link: Link, params: list[Tensor], weights: Tensor | float | None,
         *inputs: Tensor | None,
     ) -> Tensor:  # fmt: skip
         # Not the parameters of a link: the next loss may bring them back into range in place.
@@ -101,7 +101,9 @@ class _Blockwise(torch.autograd.Function):
         losses, ctx.gradients = evaluate(
             contrast, link, inputs, params, ctx.wanted, weights if any(ctx.wanted) else None
         )
-        return (losses if weights is None else (losses * weights).sum()).to(result_dtype(*inputs[:4]))
+        if weights is not None:
+            losses = losses.sum() * weights if isinstance(weights, float) else (losses * weights).sum()
+        return losses.to(result_dtype(*inputs[:4]))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,7 +115,7 @@ class _Blockwise(torch.autograd.Function):
             if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
                 check_unchanged(ctx.link, ctx.params, ctx.values)
                 contrast = _restored(ctx.contrast, inputs, integers)
-                grad = upstream if ctx.weights is None else ctx.weights * upstream
+                grad = upstream if ctx.weights is None else (ctx.weights * upstream).expand(contrast.n)
                 _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
             else:
                 for gradient, wanted in zip(gradients, ctx.wanted, strict=True):
@@ -401,7 +403,9 @@ class BlockwiseEngine:
             left_out.fill(gap, 1)
         if near(gap, offset):
             gap, rise = numerics.similarity(u.exact(rows), u.deficit[rows], v.exact(cols), v.deficit[cols])
-            gap, rise = gap.add_(offset).to(self.dtype), rise.to(self.dtype)
+            gap.add_(offset)
+            if same is None:  # else a coefficient may be the small difference of two numbers that are alike
+                gap, rise = gap.to(self.dtype), rise.to(self.dtype)
             if left_out is not None:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
         harder = None

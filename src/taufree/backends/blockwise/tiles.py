@@ -22,10 +22,10 @@ from taufree.stats import Omitted, Tally
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
 
 
-def near(gap: Tensor, offset: float) -> bool:
+def near(gap: Tensor, offset: float, limit: float = NEAR_GAP) -> bool:
     """Whether plain products are not good enough for a tile, given its 1 - c + offset."""
     least, most = gap.aminmax()
-    low, high = NEAR_GAP + offset, 2 - NEAR_GAP + offset
+    low, high = limit + offset, 2 - limit + offset
     if gap.is_cpu:
         return least.item() < low or most.item() > high
     return bool((least < low) | (most > high))  # waits for the device once
@@ -116,7 +116,7 @@ class OddsTile:
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool,
+        learns: bool, positives_at: int | None = None,
     ) -> None:  # fmt: skip
         resolution = self.offset(link)
         self.twice = 2 * (1 + resolution)
@@ -124,6 +124,13 @@ class OddsTile:
         self.near = rise is not None
         self.r = gap.reciprocal_()
         self.left_out = left_out
+        self.positives: tuple[Tensor, Tensor] | None = (
+            None  # logits and slopes of a diagonal that is left out
+        )
+        if positives_at is not None:
+            r = self.r.diagonal(positives_at)
+            weight = (r * self.twice).sub_(1)
+            self.positives = weight.log(), (r * r).mul_(self.twice).div_(weight)
         self.weight: Tensor | None = None  # formed only where the sum of r does not give it
         if rise is not None:
             self.weight = rise.add_(resolution).mul_(self.r)
@@ -139,12 +146,15 @@ class OddsTile:
         return self.r.nbytes * (1 if self.weight is None else 2)
 
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
-        """``total`` with the weights along ``dim`` added, of all pairs or of those ``among``."""
+        """``total`` with :meth:`sum` added."""
+        return self.join(total, self.sum(dim, among))
+
+    def sum(self, dim: int, among: Tensor | None = None) -> Tensor:
+        """The weights along ``dim`` as one sum, of all pairs or of those ``among``."""
         if self.weight is None:
             count = self.r.shape[dim] - (0 if self.left_out is None else self.left_out.count(self.r, dim))
-            return total + (self.r.sum(dim) * self.twice - count)
-        weight = self.weight if among is None else self.weight * among
-        return total + weight.sum(dim)
+            return self.r.sum(dim).mul_(self.twice).sub_(count)
+        return (self.weight if among is None else self.weight * among).sum(dim)
 
     @staticmethod
     def merge(total: Tensor, logits: Tensor) -> Tensor:
@@ -192,7 +202,7 @@ class SoftmaxTile:
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool,
+        learns: bool, positives_at: int | None = None,
     ) -> None:  # fmt: skip
         self.link, self.same, self.near, self.left_out = link, same, rise is not None, left_out
         self.similarity: tuple[Tensor, Tensor, Tensor] | None = None
@@ -214,6 +224,10 @@ class SoftmaxTile:
                 self.similarity = (cosine, gap, rise)
             elif learns:
                 self.base = self.logit / link.formula_scale()
+        self.positives: tuple[Tensor, Tensor] | None = None
+        if positives_at is not None:
+            slope = self.slope.diagonal(positives_at) if self.slope.dim() else self.slope
+            self.positives = self.logit.diagonal(positives_at).clone(), slope
         if left_out is not None:
             left_out.fill(self.logit, -torch.inf)
         if not learns:
@@ -225,12 +239,15 @@ class SoftmaxTile:
         return sum(x.untyped_storage().nbytes() for x in held if x is not None)
 
     def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
+        return self.join(total, self.sum(dim, among))
+
+    def sum(self, dim: int, among: Tensor | None = None) -> Tensor:
         logit = self.logit if among is None else self.logit.where(among, -torch.inf)
         top = logit.amax(dim, keepdim=True).nan_to_num_(torch.nan)  # finite, or inf - inf would be NaN
         weight = _exp(logit - top)
         if dim == 1 and among is None:
             self.top, self.weight = top, weight
-        return torch.logaddexp(total, (weight.sum(dim).log() + top.squeeze(dim)).to(total.dtype))
+        return weight.sum(dim).log_().add_(top.squeeze(dim))
 
     @staticmethod
     def merge(total: Tensor, logits: Tensor) -> Tensor:
@@ -238,7 +255,7 @@ class SoftmaxTile:
 
     @staticmethod
     def join(total: Tensor, more: Tensor) -> Tensor:
-        return torch.logaddexp(total, more)
+        return torch.logaddexp(total, more.to(total.dtype))
 
     @staticmethod
     def log(total: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from taufree.util.cache import cache_folder, download
+from taufree.util.files import refuse_file
 from taufree.util.optional import needs
 
 # Newer versions of torch announce the end of torch.jit at this import.
@@ -69,6 +70,7 @@ def load_citeseer(data: Path | None) -> Graph:
     Raises ValueError with one sentence where a file is missing or damaged.
     """
     if data is not None:
+        check_citeseer(data)
         return _read(data / PLACE)
     return download(
         cache_folder() / PLACE.parts[0],
@@ -82,6 +84,7 @@ def load_citeseer(data: Path | None) -> Graph:
 def check_citeseer(data: Path | None) -> None:
     """Raise a ValueError with one sentence if ``data`` is without a file; None needs none."""
     if data is not None:
+        refuse_file(data, f"the Planetoid files in {PLACE}")
         _check_files(data / PLACE)
 
 

@@ -17,7 +17,7 @@ from taufree.experiments.images.decoded import DecodedImages, from_arrays
 from taufree.experiments.images.simclr import SimCLR, SimCLRSettings
 from taufree.experiments.recipe import Preset
 from taufree.util.cache import cache_folder, download
-from taufree.util.files import check_file
+from taufree.util.files import check_file, refuse_file
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILE = "cifar10.npz"
@@ -49,6 +49,7 @@ class Cifar10(SimCLR):
 
     def check(self, data: Path | None) -> None:
         if data is not None:
+            refuse_file(data, FILE)
             _check_file(data / FILE)
 
     def find(self, data: Path | None) -> DecodedImages:

@@ -12,6 +12,7 @@ from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.listing import Listing, find_images, find_packed
 from taufree.experiments.images.simclr import SimCLR
 from taufree.util.cache import cache_folder, download
+from taufree.util.files import refuse_file
 
 PLACE = "imagenette2-160"
 STORED_SIDE = 160
@@ -40,13 +41,18 @@ class Imagenette(SimCLR):
 
     def check(self, data: Path | None) -> None:
         if data is not None:
-            _check_folder(data / PLACE)
+            _check_folder(_place(data))
 
     def find(self, data: Path | None) -> DecodedImages:
-        listing = _download() if data is None else find_imagenette(data / PLACE)
+        listing = _download() if data is None else find_imagenette(_place(data))
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
         return load_images(listing, STORED_SIDE)
+
+
+def _place(data: Path) -> Path:
+    refuse_file(data, f"{PLACE} with train and val, or tar files of them")
+    return data / PLACE
 
 
 def find_imagenette(folder: Path) -> Listing:

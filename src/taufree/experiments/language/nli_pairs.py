@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taufree.experiments.language.gender_swap import is_gendered, swapped
+from taufree.util.files import refuse_file
 
 CORPORA = ("snli", "mnli")
 LAYOUT = "s1.*, s2.* and labels.* with a sentence a line, or the official *.jsonl"
@@ -37,6 +38,8 @@ def read_entailments(data: Path | None) -> list[tuple[str, str]]:
 
 def find_corpora(data: Path | None) -> list[Path]:
     """The folders of sentence pairs in ``data``; ValueError with one sentence if there is none."""
+    if data is not None:
+        refuse_file(data, f"{' or '.join(CORPORA)} ({LAYOUT})")
     folders = [data / name for name in CORPORA if (data / name).is_dir()] if data is not None else []
     if not folders:
         raise ValueError(

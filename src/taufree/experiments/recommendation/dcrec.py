@@ -41,6 +41,7 @@ from taufree.experiments.recommendation.ranking import (
     sampled_ranks,
 )
 from taufree.experiments.settings import BatchSettings, Bounds
+from taufree.util.files import refuse_file
 from taufree.util.machine import compiles
 
 NAMED_DATASETS = ("beauty", "reddit")
@@ -142,7 +143,9 @@ class DCRec(Accelerated):
             )
         folder = Path(chosen.dataset)
         if data and chosen.dataset in NAMED_DATASETS:
+            refuse_file(data, f"dcrec/{chosen.dataset}, two .inter files")
             folder = data / "dcrec" / chosen.dataset
+        refuse_file(folder, "two .inter files, as taufree sequences makes it")
         if not folder.is_dir():
             raise ValueError(
                 f"No such folder: {folder}; dataset must be {', '.join(NAMED_DATASETS)} or a folder that "
