@@ -83,9 +83,10 @@ def check_weights(x: Tensor | None, like: Tensor) -> None:
 
 
 def check_hardness(hardness: float) -> float:
-    """The hardness, if it is one; 0 for one that changes nothing."""
-    if isinstance(hardness, float) and hardness == 0:
-        return 0.0  # a constant: torch.compile would make an input of the argument, and compile twice
+    """The hardness, if it is one; 0 for one that changes nothing.
+
+    The losses' default is the integer 0: of a float torch.compile would make an input, and compile twice.
+    """
     if isinstance(hardness, bool) or not isinstance(hardness, (int, float)):
         got = type(hardness).__name__
         raise TypeError(f"hardness must be a number from 0 to {MAX_HARDNESS}, got {got}.")

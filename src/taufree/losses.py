@@ -33,7 +33,7 @@ class _Loss(Gathering):
         *,
         link: LinkLike = None,
         decoupled: bool = False,
-        hardness: float = 0.0,
+        hardness: float = 0,
         scale_hardness: bool = True,
         reduction: str = "mean",
         gather_distributed: GatherLike = False,
@@ -64,8 +64,7 @@ class _Loss(Gathering):
         return {
             "link": self.link,
             "decoupled": self.decoupled,
-            "hardness": self.hardness,
-            "scale_hardness": self.scale_hardness,
+            **({"hardness": self.hardness, "scale_hardness": self.scale_hardness} if self.hardness else {}),
             "reduction": self.reduction,
             "gather_distributed": self.gather_distributed,
             "backend": self.backend,
@@ -111,7 +110,7 @@ class InfoNCE(_Loss):
         in_batch: bool | None = None,
         link: LinkLike = None,
         decoupled: bool = False,
-        hardness: float = 0.0,
+        hardness: float = 0,
         scale_hardness: bool = True,
         reduction: str = "mean",
         gather_distributed: GatherLike = False,
@@ -247,8 +246,7 @@ class SigmoidNCE(_Loss):
         if bias == "learnable":
             bias = Bias(0.0, self.bias_above_prior, True)
         options = self._options()
-        for name in ("decoupled", "hardness", "scale_hardness"):  # of losses with a denominator
-            del options[name]
+        del options["decoupled"]
         return sigmoid_nce(query, key, ids=ids, bias=bias, weights=weights, **options)
 
     def extra_repr(self) -> str:
