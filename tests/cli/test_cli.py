@@ -64,6 +64,9 @@ def test_help_teaches():
         (["run", "--links", "absent:Link"], "gave ModuleNotFoundError: No module named 'absent'."),
         (["run", "--epochs", "0"], "epochs must be an integer of at least 1, got 0."),
         (["run", "--batch-size", "1"], "batch_size must be an integer of at least 2, got 1."),
+        (["run", "--seeds", "0"], "seeds must be a number from 1 to 10000, or FIRST:END with as many "),
+        (["run", "--seeds", "9" * 23], "seeds must be a number from 1 to 10000, or FIRST:END"),
+        (["run", "--seeds", "10:5"], "between them, got '10:5'."),
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["run", "--precision", ""], "precision must be one of "),
@@ -125,8 +128,6 @@ def test_an_empty_path_is_not_the_current_folder(command, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run", "--seeds", "0"],
-        ["run", "--seeds", "99999999999999999999999"],
         ["run", "--jobs", "x"],
         ["run", "--lnks", "free"],
         ["walk"],

@@ -29,8 +29,10 @@ def build() -> typer.Typer:
     from taufree.cli.bias import bias
     from taufree.cli.diagnose import diagnose
     from taufree.cli.figures import figures
+    from taufree.cli.merge import merge
     from taufree.cli.pretrain_mlm import pretrain_mlm
     from taufree.cli.recipes import recipes
+    from taufree.cli.report import report
     from taufree.cli.run import run
     from taufree.cli.sequences import sequences
     from taufree.cli.version import options
@@ -44,7 +46,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for command in (run, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
+    for command in (run, report, merge, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT, Arrays, load_arrays
 from taufree.experiments.link_names import describe
-from taufree.experiments.registry import find_recipe
+from taufree.experiments.report.about import About, about
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure
 from taufree.experiments.report.galleries import (
     extreme_figure,
@@ -29,15 +29,22 @@ PICTURE_EPOCHS = 100
 
 
 def write_report(
-    lines: Sequence[Line], path: Path, *, preset: str | None = None, data: Path | None = None
+    lines: Sequence[Line],
+    path: Path,
+    *,
+    preset: str | None = None,
+    data: Path | None = None,
+    folders: Sequence[Path] = (),
 ) -> Path:
     """Write the page of one sweep (one recipe, one choice of settings) and return its path.
 
     Args:
         preset: the preset of the runs, if it is known; those of "quick" have no verdict.
         data: the folder of the data, if the user gave one.
+        folders: those of the results, if the page does not lie beside them.
     """
-    recipe = find_recipe(lines[0]["recipe"])
+    recipe = about(lines)
+    preset = preset or recipe.preset
     links = len({line["link"] for line in lines})
     page = Page(
         f"With and without a temperature: {recipe.title}",
@@ -63,17 +70,17 @@ def write_report(
         footer=table.notes,
         caption="Mean ± standard deviation over seeds, higher is better; free and the best temperature of "
         "each metric are marked; seconds are those of a run, of which the first also loads the libraries. "
-        + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
+        + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items() if text),
     )
     _verdicts(page, verdicts(lines, quick=preset == "quick"))
     metrics = [metric for metric in recipe.metrics if metric in metrics_of(lines)]
     _accuracy(page, lines, metrics)
     _training(page, lines, metrics)
     _cosines(page, lines)
-    _embeddings(page, lines, next(iter(recipe.metrics)), path.parent / "embeddings")
+    _embeddings(page, lines, next(iter(recipe.metrics)), folders or [path.parent])
     page.heading("How this was made")
     page.table(
-        [*_origin(lines, preset, data), *_facts(lines[-1])],
+        [*_origin(recipe, lines, preset, data), *_facts(lines[-1])],
         id="facts",
         caption="Settings, software and machine are those of the newest run shown here.",
     )
@@ -179,13 +186,14 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
     )
 
 
-def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) -> None:
+def _embeddings(page: Page, lines: Sequence[Line], metric: str, folders: Sequence[Path]) -> None:
     """The free link and the best temperature, if their first seed left something to show."""
     shown, epochs = {}, 0
     for line in lines:
         if line["seed"] == 0 and line["link"] in ("free", best_temperature(lines, metric)):
             slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
-            if arrays := load_arrays(folder / f"{slug}.npz"):
+            found = (load_arrays(folder / "embeddings" / f"{slug}.npz") for folder in folders)
+            if arrays := next(filter(None, found), None):
                 shown[line["link"]] = arrays
                 epochs = line["settings"]["epochs"]
     if not shown:
@@ -258,9 +266,10 @@ def _retrieved(page: Page, shown: Mapping[str, Arrays], metric: str, trained: st
         )
 
 
-def _origin(lines: Sequence[Line], preset: str | None, data: Path | None) -> list[dict[str, str]]:
+def _origin(
+    recipe: About, lines: Sequence[Line], preset: str | None, data: Path | None
+) -> list[dict[str, str]]:
     """What the runs have in common beside their settings: when, on what, how many."""
-    recipe = find_recipe(lines[0]["recipe"])
     days = sorted({str(line["date"]) for line in lines})
     seeds = sorted({line["seed"] for line in lines})
     found = {
