@@ -1,4 +1,4 @@
-"""``taufree report`` and ``taufree merge``: results that are there, shown and put together."""
+"""``taufree report``, ``table`` and ``merge``: results that are there, shown and put together."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from taufree.experiments.sweep.results import Results
 from taufree.experiments.training.run import run_slug
+from tests.support.browser import drawn, overflow, rendered
 from tests.support.command import invoke
 from tests.support.sweeps import digits, read, write
 
@@ -55,6 +56,22 @@ def test_two_folders_with_the_same_settings_are_one_sweep(tmp_path):
     assert apart.stdout.splitlines()[:-1] == together.stdout.splitlines()[:-1]
 
 
+@pytest.mark.slow
+def test_sweeps_of_other_settings_are_compared_on_one_page(tmp_path):
+    outs = [write(tmp_path / str(size), digits(batch_size=size)) for size in (128, 256)]
+    page = tmp_path / "both.html"
+    found = invoke("report", *outs, "--out", page)
+    assert found.exit_code == 0, found.stderr
+    for size in (128, 256):
+        assert f"digits, batch_size {size}: mean ± std over seeds" in found.stdout
+    dom, console = rendered(page)
+    assert console == []
+    for figure in ("leads-knn", "leads-linear", "accuracy-knn", "accuracy-linear"):
+        assert drawn(dom, figure)
+    assert dom.count("digits, batch_size 128</td>") == 2 * 6 + 1  # links by metric, and its settings
+    assert overflow(page) <= 0
+
+
 def test_a_recipe_that_is_not_here_is_shown_by_its_results(tmp_path):
     lines = [line | {"recipe": "theirs"} for line in digits()]
     found = invoke("report", write(tmp_path, lines))
@@ -63,7 +80,7 @@ def test_a_recipe_that_is_not_here_is_shown_by_its_results(tmp_path):
     assert "With and without a temperature: theirs" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("command", ["report", "merge --out all"])
+@pytest.mark.parametrize("command", ["report", "table", "merge --out all"])
 def test_what_is_no_folder_of_results_is_one_sentence(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -117,3 +134,21 @@ def test_a_folder_that_a_sweep_writes_to_takes_no_others(tmp_path):
         found = invoke("merge", first, "--out", out)
     assert found.exit_code == 2
     assert f"another run is writing to {out}" in found.stderr
+
+
+def test_a_table_to_publish(tmp_path):
+    out = write(tmp_path, digits())
+    found = invoke("table", out, "--metric", "knn")
+    assert found.exit_code == 0, found.stderr
+    assert found.stdout.startswith("| link | knn |\n| --- | ---: |\n| free | 93.60 ± 2.17 [-0.73 (")
+    written = invoke("table", out, "--format", "latex", "--out", tmp_path / "table.tex")
+    assert written.stdout == f"Table: {tmp_path / 'table.tex'}\n"
+    assert r"\begin{tabular}{lrr}" in (tmp_path / "table.tex").read_text()
+    for arguments, sentence in (
+        (["--metric", "f1"], "metric must be one of knn, linear, which digits has, got 'f1'."),
+        (["--format", "word"], "format must be one of markdown, latex, csv, html, got 'word'."),
+        (["--out", str(out)], f"--out {out} cannot be written to: Is a directory."),
+    ):
+        refused = invoke("table", out, *arguments)
+        assert refused.exit_code == 2
+        assert refused.stderr == f"taufree: {sentence}\n"

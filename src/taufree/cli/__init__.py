@@ -35,6 +35,7 @@ def build() -> typer.Typer:
     from taufree.cli.report import report
     from taufree.cli.run import run
     from taufree.cli.sequences import sequences
+    from taufree.cli.table import table
     from taufree.cli.version import options
 
     app = typer.Typer(
@@ -46,7 +47,8 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for command in (run, report, merge, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
+    of_results = (run, report, table, merge)
+    for command in (*of_results, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

@@ -30,17 +30,20 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(parser=path, help="The page.  [default: report.html in OUT]"),
+        typer.Option(
+            parser=path, help="The page.  [default: report.html in OUT, comparison.html of several sweeps]"
+        ),
     ] = None,
 ) -> None:
     """Show the results of a folder, at any time.
 
     Trains nothing and changes no results, so it can be called while taufree run is under way there. Folders
-    with runs of the same settings are shown as one sweep.
+    with runs of the same settings are shown as one sweep, those with others are compared on one page.
 
     \b
     Examples:
       taufree report runs/digits
+      taufree report runs/small runs/large           two sweeps on one page
       taufree report runs/digits --set epochs=5      runs of other settings in the same folder
     """
     from taufree.experiments.sweep.results import results_file
@@ -50,6 +53,7 @@ def report(
     except ValueError as error:
         refuse(error)
     with imports():
+        from taufree.experiments.report.comparison import write_comparison
         from taufree.experiments.report.page import write_report
         from taufree.experiments.report.sweeps import find_sweeps
 
@@ -58,12 +62,16 @@ def report(
         sweeps = find_sweeps(outs, settings or (), lambda sentence: print(sentence, file=sys.stderr))
     except ValueError as error:
         refuse(error)
-    page = out or folders[0] / "report.html"
+    several = len(sweeps) > 1
+    page = out or (Path("comparison.html") if several else folders[0] / "report.html")
     show = Console(soft_wrap=True)
+    for sweep in sweeps:
+        show_results(sweep.lines, show, name=sweep.name)
     try:
-        for sweep in sweeps:
-            show_results(sweep.lines, show)
-        write_report(sweeps[0].lines, page, folders=folders)
+        if several:
+            write_comparison(sweeps, page)
+        else:
+            write_report(sweeps[0].lines, page, folders=folders)
     except OSError as error:
         refuse(f"{page} cannot be written: {error.strerror}.")
     show.print(f"Report: {page}", highlight=False, markup=False)

@@ -13,21 +13,23 @@ if TYPE_CHECKING:
     from taufree.experiments.sweep.results import Line
 
 
-def show_results(lines: Sequence[Line], console: Console, *, quick: bool | None = None) -> None:
+def show_results(
+    lines: Sequence[Line], console: Console, *, quick: bool | None = None, name: str | None = None
+) -> None:
     """Print the table, and each link that has no fixed temperature minus the best temperature."""
     from taufree.experiments.report.verdicts import verdicts
 
-    for table in result_tables(lines, console.width):
+    for table in result_tables(lines, console.width, name):
         console.print(table)
     for sentence in verdicts(lines, quick=quick):
         console.print(sentence, highlight=False, markup=False)
 
 
-def result_tables(lines: Sequence[Line], width: int) -> list[Table]:
+def result_tables(lines: Sequence[Line], width: int, name: str | None = None) -> list[Table]:
     """The result table; what is too wide for the terminal goes on in further ones, so that no word is cut."""
     from taufree.experiments.report.tables import result_table
 
-    shown = result_table(lines)
+    shown, title = result_table(lines), name or lines[0]["recipe"]
     rows = [*shown.rows, shown.notes] if shown.notes else shown.rows
     first, *names = rows[0]
 
@@ -42,8 +44,7 @@ def result_tables(lines: Sequence[Line], width: int) -> list[Table]:
         parts[-1].append(name)
     tables: list[Table] = []
     for part in parts:
-        title = None if tables else f"{lines[0]['recipe']}: mean ± std over seeds, higher is better"
-        table = Table(title=title)
+        table = Table(title=None if tables else f"{title}: mean ± std over seeds, higher is better")
         for name in [first, *part]:
             side: Literal["left", "right"] = "left" if name in ("link", "metric", "note") else "right"
             table.add_column(name, justify=side, overflow="fold")  # nothing is cut off
