@@ -11,6 +11,11 @@ from taufree.experiments.recipe import Recipe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep.results import Line
 
+_TASK = (
+    "What belongs together (a positive pair) should get similar vectors, and what does not (negative pairs) "
+    "should not."
+)
+
 
 @dataclass(frozen=True)
 class About:
@@ -40,7 +45,7 @@ def about(lines: Sequence[Line]) -> About:
         module, _, function = name.partition(OWN)
         title = f"{function} of {module}" if function else name
         metrics = dict.fromkeys(metric for line in lines for metric in line["metrics"])
-        return About(name, title, Recipe.task, dict.fromkeys(metrics, ""))
+        return About(name, title, _TASK, dict.fromkeys(metrics, ""))
     return About(
         name,
         recipe.title,

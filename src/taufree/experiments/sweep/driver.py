@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from taufree import __version__, distributed
 from taufree.experiments.link_names import describe
+from taufree.experiments.sweep.here import work_here
 from taufree.experiments.sweep.local import Event, work
 from taufree.experiments.sweep.results import Line, Results, comparable, line_key, sweep_key
 from taufree.experiments.training import ranks
@@ -62,7 +63,8 @@ def sweep(
     Args:
         runs: of any recipes and settings; workers go on from one to the next.
         out: the folder of the results and, until a run is done, of its checkpoint.
-        jobs: how many runs train at the same time; they share the cores evenly.
+        jobs: how many runs train at the same time; they share the cores evenly. 0: one after the other in
+            this process, where they are of a user's own function.
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
         fresh: do all of them again; earlier results are set aside, and checkpoints are forgotten.
@@ -94,6 +96,8 @@ def sweep(
         checkpoints = out / "checkpoints"
         made: list[Line] = []
         events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
+        if jobs == 0:
+            events = work_here(missing)
         try:
             # closing() stops the workers before the lock is given back.
             with contextlib.closing(events), Display(missing, console) as display:

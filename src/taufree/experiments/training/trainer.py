@@ -32,6 +32,7 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.training import ranks
 from taufree.experiments.training.batch_norm import synchronised
 from taufree.experiments.training.checkpoint import Checkpoint
+from taufree.experiments.training.function import FunctionRun
 from taufree.experiments.training.recorded import Replayed
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.seeds import seed_everything
@@ -69,6 +70,8 @@ def train(
         watch: called after each epoch with the number of epochs done and the epoch's mean loss.
         note: called with each sentence that the recipe has for the user.
     """
+    if isinstance(run, FunctionRun):
+        return _call(run, watch)
     started = time.monotonic()
     # The previous run's objects refer to each other in a cycle and hold device memory, which the garbage
     # collector does not count: without this call the memory of many runs would add up.
@@ -114,6 +117,17 @@ def train(
         "hardware": {**hardware(training.fabric.device), "ranks": ranks.world()},
         "curves": training.curves,
     }
+
+
+def _call(run: FunctionRun, watch: Callable[[int, float], None]) -> dict[str, Any]:
+    """Train by a user's own function."""
+    training = run.train()
+    while True:
+        try:
+            watch(*next(training))
+        except StopIteration as end:
+            line: dict[str, Any] = end.value
+            return line
 
 
 class Training:
