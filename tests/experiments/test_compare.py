@@ -134,7 +134,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path, arguments, sentence):
 
 def test_ranks_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(ValueError, match="compare must be called by one process, without torchrun"):
         taufree.compare(train, "free", 1, tmp_path)
 
