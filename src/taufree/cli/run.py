@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,11 @@ from rich.console import Console
 from taufree.cli.messages import check_data_folder, imports, path, refuse
 from taufree.cli.result_tables import show_results
 from taufree.util.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taufree.experiments.training.run import Run
 
 
 def run(
@@ -64,6 +69,9 @@ def run(
         Path | None, typer.Option(parser=path, help="Folder of results and report.  [default: runs/RECIPE]")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
+    save_model: Annotated[
+        bool, typer.Option("--save-model", help="Keep each trained network in OUT/models.")
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run again what OUT has, which is set aside there.")
     ] = False,
@@ -128,7 +136,7 @@ def run(
         refuse(error)
     out = out or Path("runs") / chosen.name
     runs = [
-        Run(chosen.name, link, seed, wanted, precision, device, data)
+        Run(chosen.name, link, seed, wanted, precision, device, data, save_model)
         for seed in numbers or range(usual)
         for link in names
     ]
@@ -151,6 +159,8 @@ def run(
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
+        if save_model:
+            _show_models(runs, out, show, console)
     if outcome.refused:
         refuse(outcome.refused)
     if outcome.interrupted:
@@ -164,3 +174,17 @@ def run(
     if outcome.failed:
         console.print(f"{len(outcome.failed)} of {len(runs)} runs failed, see above.", style="red")
         raise typer.Exit(1)
+
+
+def _show_models(runs: Sequence[Run], out: Path, show: Console, console: Console) -> None:
+    """Say where the networks are, and how many runs of an earlier command have left none."""
+    from taufree.experiments.training.saved_model import model_file
+
+    show.print(f"Models: {out / 'models'}", highlight=False, markup=False)
+    if absent := sum(not model_file(out, run).exists() for run in runs):
+        console.print(
+            f"{absent} of {len(runs)} runs have no model there, since they were trained without --save-model "
+            "or have failed; --fresh trains all again.",
+            markup=False,
+            soft_wrap=True,
+        )

@@ -14,7 +14,6 @@ from taufree.experiments.images.simclr import SimCLR
 from taufree.util.cache import cache_folder, download
 
 PLACE = "imagenette2-160"
-STORED_SIDE = 160
 NAMES = {
     "n01440764": "tench",
     "n02102040": "springer spaniel",
@@ -46,7 +45,7 @@ class Imagenette(SimCLR):
         listing = _download() if data is None else find_imagenette(data / PLACE)
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
-        return load_images(listing, STORED_SIDE)
+        return load_images(listing, self.stored_side)
 
 
 def find_imagenette(folder: Path) -> Listing:

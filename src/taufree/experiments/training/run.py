@@ -31,6 +31,8 @@ class Run:
     precision: str = "32-true"
     device: str = "cpu"
     data: Path | None = None
+    save_model: bool = False
+    """Whether the trained network is kept; it is the same run either way."""
 
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
