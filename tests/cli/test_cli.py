@@ -114,6 +114,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
             "diagnose a.npy --labels",
         ),
         *("diagnose a.npy --out", "bench --out", "sequences", "sequences log.csv --out", "bias m --data"),
+        *("report", "report a --out", "table", "table a --out", "merge a --out", "embed", "embed m"),
+        *("embed m d --out", "score", "score m d --out"),
         *("bias m --data d --out", "pretrain-mlm m --data", "pretrain-mlm m --data d --out"),
     ],
 )

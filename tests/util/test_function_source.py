@@ -20,6 +20,14 @@ SEEN = []
 UNUSED = 1
 
 
+class Rate:
+    def __call__(self):
+        return 0.1
+
+
+RATE = Rate()
+
+
 class Model:
     depth = 2
 
@@ -35,7 +43,7 @@ def step(x):
 
 def train(link, seed):
     def inner():
-        return step([seed]), Model().size(), math.pi, np.pi, helpers_of_mine.CONSTANT
+        return step([seed]), RATE(), Model().size(), math.pi, np.pi, helpers_of_mine.CONSTANT
     return inner()
 
 
@@ -83,6 +91,7 @@ def digest(tmp_path, monkeypatch):
         ("WIDTH = 8", "WIDTH = 9"),  # a constant that a method names
         ("x / 2", "x / 3"),  # a function of another file
         ("[2, 3]", "[2, 4]"),  # a list
+        ("return 0.1", "return 0.2"),  # the class of an object
         ("CONSTANT = 3", "CONSTANT = 4"),  # a module that it names
     ],
 )

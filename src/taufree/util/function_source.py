@@ -46,6 +46,8 @@ def _add(thing: Any, found: dict[str, str]) -> None:
             if _is_users(value):
                 found[value.__name__] = str(source_digest(value.__name__))
         else:
+            if _is_users(type(value)):
+                _add(type(value), found)
             found[f"{thing.__module__}.{used}"] = _assigned(thing, used) or _constant(value)
 
 
