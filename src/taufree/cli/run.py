@@ -136,7 +136,7 @@ def run(
         refuse(error)
     out = out or Path("runs") / chosen.name
     runs = [
-        Run(chosen.name, link, seed, wanted, precision, device, data, save_model)
+        Run(chosen.name, link, seed, wanted, precision, device, data, save_model=save_model)
         for seed in numbers or range(usual)
         for link in names
     ]
