@@ -67,6 +67,16 @@ print(set(taufree.__all__) <= set(dir(taufree)), hasattr(taufree, "no_such_name"
     assert python("from taufree import *; print(NTXent.__name__, __name__)") == "NTXent __main__\n"
 
 
+def test_compare_comes_when_it_is_asked_for():
+    code = """
+import sys, taufree
+from taufree import *
+early = any(name.startswith("taufree.experiments") for name in sys.modules)
+print(early, "compare" in dir(taufree), taufree.compare.__module__)
+"""
+    assert python(code).split() == ["False", "True", "taufree.experiments.compare"]
+
+
 def test_a_compiled_step_may_be_the_first_to_use_a_name():
     code = """
 import torch, taufree

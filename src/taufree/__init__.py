@@ -51,6 +51,8 @@ _MODULES = (*_HOMES, "backends", "checks", "contrast", "distributed", "dtypes", 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
+    if name == "compare":  # needs the extra cli, so it is not in __all__, of which `import *` gets everything
+        return import_module(f"{__name__}.experiments.compare").compare
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module in _HOMES:
@@ -60,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "compare"})

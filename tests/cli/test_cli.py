@@ -65,6 +65,9 @@ def test_help_teaches():
         (["run", "--links", "absent:Link"], "gave ModuleNotFoundError: No module named 'absent'."),
         (["run", "--epochs", "0"], "epochs must be an integer of at least 1, got 0."),
         (["run", "--batch-size", "1"], "batch_size must be an integer of at least 2, got 1."),
+        (["run", "--seeds", "0"], "seeds must be a number from 1 to 10000, or FIRST:END with as many "),
+        (["run", "--seeds", "9" * 23], "seeds must be a number from 1 to 10000, or FIRST:END"),
+        (["run", "--seeds", "10:5"], "between them, got '10:5'."),
         (["run", "--device", "abacus"], "got 'abacus'."),
         (["run", "--device", "cpu", "--precision", "16-mixed"], "precision 16-mixed needs a GPU"),
         (["run", "--precision", ""], "precision must be one of "),
@@ -112,6 +115,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence):
             "diagnose a.npy --labels",
         ),
         *("diagnose a.npy --out", "bench --out", "sequences", "sequences log.csv --out", "bias m --data"),
+        *("report", "report a --out", "table", "table a --out", "merge a --out", "embed", "embed m"),
+        *("embed m d --out", "score", "score m d --out"),
         *("bias m --data d --out", "pretrain-mlm m --data", "pretrain-mlm m --data d --out"),
     ],
 )
@@ -126,8 +131,6 @@ def test_an_empty_path_is_not_the_current_folder(command, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run", "--seeds", "0"],
-        ["run", "--seeds", "99999999999999999999999"],
         ["run", "--jobs", "x"],
         ["run", "--lnks", "free"],
         ["walk"],

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from taufree.cli.run import _result_tables
+from taufree.cli.result_tables import result_tables
 from tests.support.command import ENVIRONMENT, MAIN, invoke, shell
 from tests.support.paths import ROOT
 from tests.support.processes import wait_until
@@ -77,12 +77,26 @@ def test_a_report_that_cannot_be_written_is_bad_input(swept):
     assert left == [".lock", "results.jsonl"]
 
 
+@pytest.mark.slow
+def test_seeds_may_be_a_range_and_fresh_ones(swept, tmp_path):
+    arguments, out, _ = swept
+    first = (out / "results.jsonl").read_text().splitlines()
+    (seed_1,) = [line for line in first if json.loads(line)["link"] == "free" and '"seed": 1,' in line]
+    (tmp_path / "results.jsonl").write_text(f"{seed_1}\n")
+    found = invoke(*arguments, "--seeds", "1:3", "--links", "free", "--out", str(tmp_path), "--fresh")
+    assert found.exit_code == 0, found.stderr
+    assert "1 of 2 runs were in" in found.stderr
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert {line["seed"] for line in lines} == {1, 2}
+    assert (tmp_path / "results.replaced.jsonl").read_text() == f"{seed_1}\n"
+
+
 def test_a_table_too_wide_for_the_terminal_goes_on_below(tmp_path):
     sweep = (ROOT / "benchmarks/results/citeseer.jsonl").read_text().splitlines()
     lines = [line for line in map(json.loads, sweep) if line["settings"]["mask"] == "nt-xent"]
     wide, narrow = (_shown(lines, width) for width in (140, 80))
     words = re.findall(r"[\w.]+", wide)
-    assert len(_result_tables(lines, 140)) == 1
+    assert len(result_tables(lines, 140)) == 1
     assert max(map(len, narrow.splitlines())) <= 80
     assert {"pygcl_micro", "pygcl_macro", "temperature", "67.63"} <= set(words)
     assert set(re.findall(r"[\w.]+", narrow)) == set(words)  # no word is broken
@@ -91,7 +105,7 @@ def test_a_table_too_wide_for_the_terminal_goes_on_below(tmp_path):
 
 def _shown(lines, width):
     console = Console(width=width, record=True, file=io.StringIO())
-    for table in _result_tables(lines, width):
+    for table in result_tables(lines, width):
         console.print(table)
     return console.export_text()
 

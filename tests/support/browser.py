@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 
-def rendered(path: Path) -> tuple[str, list[str]]:
+def rendered(path: Path, *, dark: bool = False) -> tuple[str, list[str]]:
     """The page's DOM after its scripts have run, and the lines they left on the console, errors first of all.
 
+    As a system in dark mode shows it, if asked for.
     Skips the test where there is no Chromium.
     """
     chromium = shutil.which("chromium")
@@ -32,6 +33,7 @@ def rendered(path: Path) -> tuple[str, list[str]]:
                 "--enable-logging=stderr",
                 "--v=0",
                 "--window-size=1280,900",
+                f"--blink-settings=preferredColorScheme={0 if dark else 1}",
                 f"--user-data-dir={profile}",
                 "--host-resolver-rules=MAP * ~NOTFOUND",
                 "--dump-dom",

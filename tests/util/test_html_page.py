@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import os
 import re
+from html import unescape
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -44,6 +46,58 @@ def test_an_undrawn_figure_and_a_failing_script_are_noticed(tmp_path: Path) -> N
     dom, console = rendered(bad)
     assert not drawn(dom, "curve")
     assert "nothing is not defined" in console[0]
+
+
+def changed(path: Path, script: str) -> Path:
+    """The page with a script of the test's own at its end."""
+    page = path.read_text("utf-8").replace("</body>", f"<script>{script}</script></body>")
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def test_a_table_is_copied_and_saved_as_csv(tmp_path: Path) -> None:
+    page = Page("A report", "")
+    rows = [{"link": "tau 0.1, the best", "knn": "1 ± 2"}, {"link": NASTY, "knn": "3"}]
+    page.table(rows, id="results", file="digits.csv")
+    page.table(rows, id="others")
+    path = changed(
+        page.write(tmp_path / "page.html"),
+        "navigator.clipboard.writeText = async (text) => { document.body.dataset.copied = text; };"
+        "URL.createObjectURL = (blob) => {"
+        "  blob.text().then((text) => document.body.dataset.csv = text); return '#'; };"
+        "HTMLAnchorElement.prototype.click = function () { document.body.dataset.file = this.download; };"
+        "document.querySelectorAll('button').forEach((button) => button.click());",
+    )
+    dom, console = rendered(path)
+    assert console == []
+    body = dom[dom.index("<body") : dom.index("<main")]
+    found = {name: unescape(text) for name, text in re.findall(r'data-(\w+)="([^"]*)"', body)}
+    assert found["file"] == "digits.csv"
+    assert found["copied"] == f"link\tknn\ntau 0.1, the best\t1 ± 2\n{NASTY}\t3\n"
+    table = list(csv.reader(found["csv"].lstrip("\ufeff").splitlines()))
+    assert table == [["link", "knn"], ["tau 0.1, the best", "1 ± 2"], [NASTY, "3"]]
+    assert dom.count("<button") == 2
+
+
+def test_it_is_dark_where_the_system_is(tmp_path: Path) -> None:
+    page = sample()
+    page.figure(go.Figure(go.Image(z=[[[255, 0, 0]]])), id="photograph")
+    path = changed(
+        page.write(tmp_path / "page.html"),
+        "const look = (of) => getComputedStyle(document.querySelector(of));"
+        "document.body.dataset.look = [look('body').backgroundColor, look('.drawing').filter, "
+        "look('.picture').filter].join(' | ');",
+    )
+    looks = []
+    for dark in (False, True):
+        dom, console = rendered(path, dark=dark)
+        assert console == []
+        looks.append(re.findall(r'data-look="([^"]*)"', dom)[0].split(" | "))
+    assert looks[0] == ["rgb(255, 255, 255)", "none", "none"]
+    background, drawing, picture = looks[1]
+    assert sum(map(int, re.findall(r"\d+", background))) < 100
+    assert "invert" in drawing
+    assert picture == "none"
 
 
 def test_it_fits_a_phone(tmp_path: Path) -> None:

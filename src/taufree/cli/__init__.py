@@ -28,11 +28,16 @@ def build() -> typer.Typer:
     from taufree.cli.bench import bench
     from taufree.cli.bias import bias
     from taufree.cli.diagnose import diagnose
+    from taufree.cli.embed import embed
     from taufree.cli.figures import figures
+    from taufree.cli.merge import merge
     from taufree.cli.pretrain_mlm import pretrain_mlm
     from taufree.cli.recipes import recipes
+    from taufree.cli.report import report
     from taufree.cli.run import run
+    from taufree.cli.score import score
     from taufree.cli.sequences import sequences
+    from taufree.cli.table import table
     from taufree.cli.version import options
 
     app = typer.Typer(
@@ -44,7 +49,9 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for command in (run, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
+    of_results, of_models = (run, report, table, merge), (embed, score)
+    others = (recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm)
+    for command in (*of_results, *of_models, *others):
         app.command()(command)
     return app
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from taufree.cli.messages import check_data_folder, imports, path, refuse
+from taufree.cli.result_tables import show_results
 from taufree.util.optional import require
 
 if TYPE_CHECKING:
-    from taufree.experiments.sweep.results import Line
+    from collections.abc import Sequence
+
+    from taufree.experiments.training.run import Run
 
 
 def run(
@@ -34,7 +35,10 @@ def run(
     ] = "free,0.1,0.25,0.5,1,learnable",
     preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
     seeds: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Seeds of each link.  [default: the preset's]")
+        str | None,
+        typer.Option(
+            help="How many seeds of each link, or which: 5:10 are 5, 6, 7, 8 and 9.  [default: the preset's]"
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: the preset's]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Pairs in a batch.  [default: the recipe's]")] = None,
@@ -65,6 +69,12 @@ def run(
         Path | None, typer.Option(parser=path, help="Folder of results and report.  [default: runs/RECIPE]")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
+    save_model: Annotated[
+        bool, typer.Option("--save-model", help="Keep each trained network in OUT/models.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run again what OUT has, which is set aside there.")
+    ] = False,
 ) -> None:
     """Train with each link side by side, and compare.
 
@@ -79,6 +89,7 @@ def run(
     Examples:
       taufree run                                    all links on digits, about two minutes
       taufree run digits --links free,0.07,0.2 --seeds 5
+      taufree run digits --seeds 5:10 --out runs/more    on another machine; then taufree merge
       taufree run digits --epochs 200 --set noise=0.1 --jobs 2 --out runs/long
       taufree run digits --links free,mine:Cubic     a link of your own: the class Cubic in mine.py
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
@@ -97,6 +108,7 @@ def run(
     # These imports, and what comes before the others below, do without torch, which takes seconds.
     from taufree.experiments.link_names import parse_links
     from taufree.experiments.registry import find_recipe
+    from taufree.experiments.settings import parse_seeds
     from taufree.experiments.training import ranks
     from taufree.util.errors import BadInputError
     from taufree.util.machine import check_device, choose_device
@@ -106,6 +118,7 @@ def run(
     try:
         check_device(device, "32-true" if precision is None else precision)
         check_data_folder(data)
+        numbers = parse_seeds(seeds) if seeds is not None else None
         with imports():
             names = parse_links(links)
             chosen = find_recipe(recipe)
@@ -123,25 +136,21 @@ def run(
         refuse(error)
     out = out or Path("runs") / chosen.name
     runs = [
-        Run(chosen.name, link, seed, wanted, precision, device, data)
-        for seed in range(seeds or usual)
+        Run(chosen.name, link, seed, wanted, precision, device, data, save_model=save_model)
+        for seed in numbers or range(usual)
         for link in names
     ]
     try:
-        outcome = sweep(runs, out, jobs=jobs, console=console)
+        outcome = sweep(runs, out, jobs=jobs, console=console, fresh=fresh)
     except BadInputError as error:
         ranks.wait_for_first()
         refuse(error)
     if outcome.lines:
         with imports():
             from taufree.experiments.report.page import write_report
-            from taufree.experiments.report.verdicts import verdicts
 
         show = Console(soft_wrap=True)
-        for table in _result_tables(outcome.lines, show.width):
-            show.print(table)
-        for sentence in verdicts(outcome.lines, quick=preset == "quick"):
-            show.print(sentence, highlight=False, markup=False)
+        show_results(outcome.lines, show, quick=preset == "quick")
         # After the table, which a full disk does not keep from being read.
         try:
             report = write_report(outcome.lines, out / "report.html", preset=preset, data=data)
@@ -150,6 +159,8 @@ def run(
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
+        if save_model:
+            _show_models(runs, out, show, console)
     if outcome.refused:
         refuse(outcome.refused)
     if outcome.interrupted:
@@ -165,32 +176,15 @@ def run(
         raise typer.Exit(1)
 
 
-def _result_tables(lines: list[Line], width: int) -> list[Table]:
-    """The result table; what is too wide for the terminal goes on in further ones, so that no word is cut."""
-    from taufree.experiments.report.tables import result_table
+def _show_models(runs: Sequence[Run], out: Path, show: Console, console: Console) -> None:
+    """Say where the networks are, and how many runs of an earlier command have left none."""
+    from taufree.experiments.training.saved_model import model_file
 
-    shown = result_table(lines)
-    rows = [*shown.rows, shown.notes] if shown.notes else shown.rows
-    first, *names = rows[0]
-
-    def needed(name: str) -> int:
-        texts = [name, *(row[name] for row in rows)]
-        return max(len(text) for cell in texts for text in (cell.split() if name == "note" else [cell])) + 3
-
-    parts: list[list[str]] = [[]]
-    for name in names:
-        if parts[-1] and 1 + sum(map(needed, [first, *parts[-1], name])) > width:
-            parts.append([])
-        parts[-1].append(name)
-    tables: list[Table] = []
-    for part in parts:
-        title = None if tables else f"{lines[0]['recipe']}: mean ± std over seeds, higher is better"
-        table = Table(title=title)
-        for name in [first, *part]:
-            side: Literal["left", "right"] = "left" if name in ("link", "metric", "note") else "right"
-            table.add_column(name, justify=side, overflow="fold")  # nothing is cut off
-        for number, row in enumerate(rows):
-            bold = {name for name in [first, *part] if {number, (number, name)} & shown.stressed}
-            table.add_row(*(Text(row[name], "bold" * (name in bold)) for name in [first, *part]))
-        tables.append(table)
-    return tables
+    show.print(f"Models: {out / 'models'}", highlight=False, markup=False)
+    if absent := sum(not model_file(out, run).exists() for run in runs):
+        console.print(
+            f"{absent} of {len(runs)} runs have no model there, since they were trained without --save-model "
+            "or have failed; --fresh trains all again.",
+            markup=False,
+            soft_wrap=True,
+        )

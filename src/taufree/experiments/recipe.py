@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -149,6 +149,35 @@ class Recipe(ABC):
     def scores(self, model: nn.Module) -> list[dict[str, Any]]:
         """One row for each example that was judged; every run's rows are written as a CSV file."""
         return []
+
+    # For models that are saved and used on new data.
+
+    def network(self) -> nn.Module:
+        """A model that saved weights are put into, made without the data: :meth:`load` was not called."""
+        return self.model()
+
+    def saved_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """What :meth:`score_new` needs beside the trained model; it is saved with it."""
+        return {}
+
+    def embed_new(
+        self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
+    ) -> tuple[list[str], Tensor]:
+        """Names and vectors [N, D], on the CPU, of what ``taufree embed`` is given, a folder or a file.
+
+        Args:
+            model: in evaluation mode, on its device.
+            watch: called with how much is done, of how much.
+        """
+        raise ValueError(f"the recipe {self.name} cannot embed new data.")
+
+    def score_new(
+        self, model: nn.Module, saved: Mapping[str, Tensor], source: Path, watch: Callable[[int, int], None]
+    ) -> list[dict[str, Any]]:
+        """A row for each example that ``taufree score`` is given; ``saved`` are the saved tensors."""
+        raise ValueError(f"the recipe {self.name} has no scores for new data.")
+
+    # About the data.
 
     def check(self, data: Path | None) -> None:
         """Raise as :meth:`load` does where the files of the data are not there.

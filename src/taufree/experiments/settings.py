@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+MAX_SEEDS, MAX_SEED = 10_000, 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -128,6 +130,24 @@ def list_settings(settings_type: type[Settings]) -> list[Setting]:
         bounds = next((note for note in notes if isinstance(note, Bounds)), Bounds())
         found.append(Setting(one.name, kind, one.default, sentence, bounds))
     return found
+
+
+def parse_seeds(text: str) -> range:
+    """The seeds that ``--seeds`` names: so many from 0, or FIRST:END, of which END is the first one left out.
+
+    >>> parse_seeds("3"), parse_seeds("5:10")
+    (range(0, 3), range(5, 10))
+    """
+    first, colon, end = text.strip().partition(":")
+    parts = (first, end) if colon else ("0", first)
+    # Longer numbers are more than any limit, and Python refuses to read the longest.
+    if all(part.isdecimal() and len(part) <= len(str(MAX_SEED)) for part in parts):
+        seeds = range(int(parts[0]), int(parts[1]))
+        if 0 < len(seeds) <= MAX_SEEDS and seeds[-1] <= MAX_SEED:
+            return seeds
+    raise ValueError(
+        f"seeds must be a number from 1 to {MAX_SEEDS}, or FIRST:END with as many between them, got {text!r}."
+    )
 
 
 def _annotated(hint: Any) -> bool:

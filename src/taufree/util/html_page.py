@@ -14,46 +14,12 @@ from pathlib import Path
 
 from taufree.util.files import write_text
 from taufree.util.optional import needs
+from taufree.util.page_style import CSS, FONT, TABLE_SCRIPT
 
 with needs("taufree[cli]"):
     import plotly.graph_objects as go
     from plotly.offline import get_plotlyjs
 
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_CSS = f"""
-*{{box-sizing:border-box}}
-html{{overflow-y:scroll}}
-body{{margin:0;background:#fff;color:#1f2933;font:16px/1.55 {_FONT}}}
-main{{max-width:960px;margin:0 auto;padding:28px 20px 64px;overflow-wrap:break-word}}
-h1{{font-size:1.75rem;line-height:1.2;margin:0 0 .5rem}}
-h2{{font-size:1.25rem;line-height:1.3;margin:2.4rem 0 .6rem}}
-p,ul{{margin:.6rem 0;max-width:46rem}}
-ul{{padding-left:1.25rem}}
-li{{margin:.35rem 0}}
-.lead{{font-size:1.1rem;color:#3e4c59}}
-.scroll{{overflow-x:auto;margin:0 0 .5rem;border:1px solid #d9e2ec;border-radius:6px;
-background:linear-gradient(to left,#fff 12px,#fff0) right/24px 100% no-repeat local,
-linear-gradient(to left,#1f293340,#1f293300) right/14px 100% no-repeat}}
-table{{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}}
-figcaption{{font-size:.88rem;color:#52606d}}
-th,td{{padding:.45rem .6rem;text-align:left;border-bottom:1px solid #e4e7eb;vertical-align:top}}
-th{{background:#1f29330b;font-weight:600;min-width:3rem;vertical-align:bottom}}
-th:first-child{{min-width:7rem}}
-.number{{text-align:right}}
-td.number{{white-space:nowrap}}
-tr.highlight td,td.highlight{{background:#ffbf001f;font-weight:600}}
-tfoot td{{color:#52606d;font-size:.85rem}}
-figure{{margin:1rem 0}}
-@media(max-width:600px){{main{{padding:18px 14px 48px}}h1{{font-size:1.45rem}}
-th,td{{padding:.4rem .5rem;overflow-wrap:anywhere}}
-.wide thead{{display:none}}
-.wide table,.wide tbody,.wide tfoot,.wide tr{{display:block}}
-.wide tr{{padding:.4rem 0;border-bottom:1px solid #d9e2ec}}
-.wide td{{display:flex;gap:.6rem;padding:.12rem .6rem;border:0;white-space:normal;text-align:left}}
-.wide td::before{{content:attr(data-column);flex:0 0 8rem;color:#52606d;font-weight:400}}
-.wide td:first-child{{font-weight:600}}
-.wide td:first-child::before,.wide td:empty{{display:none}}}}
-"""
 _NUMBER = re.compile(r"[-+\u2212]?[\d.]")
 
 
@@ -75,6 +41,7 @@ class Page:
         self._blocks = [f"<h1>{self._title}</h1>", f'<p class="lead">{escape(lead)}</p>']
         self._ids: set[str] = set()
         self._has_figure = False
+        self._has_buttons = False
 
     def heading(self, text: str) -> None:
         """Start a section."""
@@ -96,6 +63,7 @@ class Page:
         highlight: Collection[int | tuple[int, str]] = frozenset(),
         footer: Mapping[str, str] | None = None,
         caption: str = "",
+        file: str = "",
     ) -> None:
         """Add a table. On a phone, rows of more than two cells are lists of them with their columns' names;
         on other screens that are narrower than the table, it scrolls within its box, shaded at the right.
@@ -107,6 +75,7 @@ class Page:
             highlight: the rows to stress, by their numbers from 0, and the cells, by number and column.
             footer: a last row of remarks, set smaller.
             caption: a sentence below the table.
+            file: the name of a CSV file; the table gets a button that saves it so, and one that copies it.
         """
         self._claim(id)
         columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -128,8 +97,15 @@ class Page:
             for number, row in enumerate(rows)
         )
         foot = f"<tfoot><tr>{cells(footer)}</tr></tfoot>" if footer else ""
+        buttons = ""
+        if file:
+            self._has_buttons = True
+            buttons = (
+                f'<div class="buttons"><button data-table="{id}">Copy table</button>'
+                f'<button data-table="{id}" data-file="{escape(file)}">Download CSV</button></div>'
+            )
         self._blocks.append(
-            f'<figure><div class="scroll{" wide" * (len(columns) > 2)}"><table id="{escape(id)}">'
+            f'<figure>{buttons}<div class="scroll{" wide" * (len(columns) > 2)}"><table id="{escape(id)}">'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}</table></div>"
             + (f"<figcaption>{escape(caption)}</figcaption></figure>" if caption else "</figure>")
         )
@@ -147,10 +123,12 @@ class Page:
         height = fig.layout.height or 460
         fig.update_layout(
             template="plotly_white",
+            paper_bgcolor="rgba(0,0,0,0)",  # the page's own, light or dark
+            plot_bgcolor="rgba(0,0,0,0)",
             autosize=True,
             width=None,
             height=height,
-            font={"family": _FONT, "size": 13},
+            font={"family": FONT, "size": 13, "color": "#1f2933"},
             margin={"l": 8, "r": 12, "t": 40 if fig.layout.title.text else 16, "b": 8},
             legend={
                 "orientation": "h",
@@ -172,7 +150,8 @@ class Page:
             config={"responsive": True, "displayModeBar": False},
         )
         below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-        self._blocks.append(f"<figure>{drawing}{below}</figure>")
+        kind = "picture" if any(trace.type == "image" for trace in fig.data) else "drawing"
+        self._blocks.append(f'<figure><div class="{kind}">{drawing}</div>{below}</figure>')
         self._has_figure = True
 
     def write(self, path: Path) -> Path:
@@ -181,8 +160,12 @@ class Page:
         html = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<link rel="icon" href="data:,"><title>{self._title}</title><style>{_CSS}</style>{script}'
-            f"</head><body><main>\n" + "\n".join(self._blocks) + "\n</main></body></html>\n"
+            f'<link rel="icon" href="data:,"><title>{self._title}</title><style>{CSS}</style>{script}'
+            f"</head><body><main>\n"
+            + "\n".join(self._blocks)
+            + "\n</main>"
+            + (f"<script>{TABLE_SCRIPT}</script>" if self._has_buttons else "")
+            + "</body></html>\n"
         )
         return write_text(path, html)
 

@@ -9,10 +9,11 @@ from torch.nn.functional import cross_entropy, normalize
 
 from taufree import sigmoid_nce
 from taufree.experiments.image_text import clip as clip_module
-from taufree.experiments.image_text.clip import CLIP, CLIPSettings
+from taufree.experiments.image_text.clip import CLIP, TEST, CLIPSettings
 from taufree.experiments.image_text.frozen import digest_of
 from taufree.experiments.recipe import choose_settings
 from taufree.experiments.training.run import Run
+from taufree.experiments.training.saved_model import read_model
 from taufree.experiments.training.trainer import Training
 from tests.support.breaking_off import assert_goes_on
 from tests.support.command import invoke
@@ -236,3 +237,21 @@ def test_photographs_find_their_captions_from_frozen_features(encoder):
     shown = recipe.keep(training.weights)
     assert shown["found_images"].shape == (10, 5, 64, 64, 3)
     assert Image.fromarray(shown["image_queries"][0, 0]).getbbox() is not None
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_saved_towers_give_images_and_texts_the_vectors_of_the_evaluation(begun, data, tmp_path, frozen):
+    training = begun(frozen=frozen)
+    images, texts, _ = (part.detach() for part in training.recipe._vectors(training.model.eval(), TEST))
+    training.save_model(tmp_path / "model", {})
+    found = read_model(tmp_path / "model")
+    names, new = found.recipe.embed_new(found.model, data / "images", lambda done, total: None)
+    tested = (data / "test.txt").read_text().split()
+    rows = [names.index(name) for name in tested]
+    torch.testing.assert_close(new[rows], images, rtol=1e-4, atol=1e-5)
+    lines = (data / "captions.tsv").read_text().splitlines()
+    captions = [line.split("\t")[1] for line in lines if line.partition("#")[0] in tested]
+    (tmp_path / "texts.txt").write_text("\n".join(captions))
+    same, vectors = found.recipe.embed_new(found.model, tmp_path / "texts.txt", lambda done, total: None)
+    assert same == captions
+    torch.testing.assert_close(vectors, texts, rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ from torch.nn.functional import cosine_similarity
 from taufree import info_nce
 from taufree.experiments.language.sentences import Sentences, SentencesSettings, read_stsb
 from taufree.experiments.training.run import Run
+from taufree.experiments.training.saved_model import read_model
 from taufree.experiments.training.trainer import Training
 from tests.support.breaking_off import assert_goes_on
 
@@ -101,3 +102,22 @@ def test_an_empty_part_of_the_benchmark_is_refused(tmp_path):
 
 def test_a_broken_off_run_goes_on_bit_for_bit(data, headless, tmp_path):
     assert_goes_on(lambda: begun(data, headless, "learnable", epochs=3, batch_size=4), tmp_path)
+
+
+def test_a_saved_model_embeds_the_sentences_of_a_file(data, folder, tmp_path):
+    training = begun(data, folder)
+    training.train_epoch()
+    training.save_model(tmp_path / "model", {})
+    found = read_model(tmp_path / "model")
+    texts = [f"The {one} is walking outside the house ." for one in PEOPLE]
+    (tmp_path / "texts.txt").write_text("\n\n".join(texts))
+    names, vectors = found.recipe.embed_new(found.model, tmp_path / "texts.txt", lambda done, total: None)
+    assert names == texts
+    tokens = training.recipe.tokens.take(torch.arange(0, 2 * len(PEOPLE), 2))  # the premises
+    with torch.no_grad():
+        expected = training.weights.eval()(tokens.ids, tokens.attention)
+    torch.testing.assert_close(vectors, expected, rtol=1e-4, atol=1e-5)
+    for content, sentence in ((b"", "but is empty"), (b"\xff", "must hold texts in UTF-8")):
+        (tmp_path / "bad.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=sentence):
+            found.recipe.embed_new(found.model, tmp_path / "bad.txt", lambda done, total: None)

@@ -99,19 +99,36 @@ def test_one_text_explains_the_figures_of_all_metrics(lines, tmp_path):
     assert "Some runs ended earlier" in write_report(early + lines[1:], tmp_path / "report.html").read_text()
 
 
+def test_the_pictures_have_the_best_link_without_a_temperature_too(lines, tmp_path):
+    for line in lines:
+        slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
+        save_arrays(tmp_path / "embeddings" / f"{slug}.npz", pictures())
+    changed = [
+        line | {"metrics": {"knn": {"calibrated": 9.0, "0.1": 5.0}.get(line["link"], 1.0)}} for line in lines
+    ]
+    page = write_report(changed, tmp_path / "report.html").read_text()
+    assert re.findall(r"<figcaption>([\w. ]+): features of", page) == ["free", "calibrated", "tau 0.1"]
+    folders = [tmp_path / "none", tmp_path]
+    elsewhere = write_report(changed, tmp_path / "other" / "page.html", folders=folders).read_text()
+    assert elsewhere.count("features of 12 validation images") == 3
+
+
+def pictures():
+    random = np.random.default_rng(0)
+    return {
+        "features": random.normal(size=(12, 4)),
+        "labels": np.arange(12) % 2,
+        "classes": np.array(["a", "b"]),
+        "thumbnails": np.zeros((2, 3, 64, 64, 3), np.uint8),
+        "thumbnail_labels": np.zeros((2, 3), int),
+    }
+
+
 def test_pictures_of_a_short_training_say_so(lines, tmp_path):
     def page(epochs):
         run = {**lines[LINKS.index("free")], "settings": {"epochs": epochs}}
         slug = run_slug(run["recipe"], run["link"], run["seed"], run["settings"])
-        random = np.random.default_rng(0)
-        arrays = {
-            "features": random.normal(size=(12, 4)),
-            "labels": np.arange(12) % 2,
-            "classes": np.array(["a", "b"]),
-            "thumbnails": np.zeros((2, 3, 64, 64, 3), np.uint8),
-            "thumbnail_labels": np.zeros((2, 3), int),
-        }
-        save_arrays(tmp_path / "embeddings" / f"{slug}.npz", arrays)
+        save_arrays(tmp_path / "embeddings" / f"{slug}.npz", pictures())
         return write_report([run], tmp_path / "report.html").read_text()
 
     assert "after 2 epochs. That is fewer than 100: the pictures show networks" in page(2)

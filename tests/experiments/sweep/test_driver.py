@@ -102,6 +102,32 @@ def test_what_is_there_is_not_run_again_and_damage_is_repaired(tmp_path):
     assert again.lines == first.lines
 
 
+@pytest.mark.slow
+def test_fresh_runs_are_run_again_and_go_on_without_it(tmp_path):
+    runs = [Run("digits", link, 0, TINY) for link in ("free", "0.5")]
+    other = Run("digits", "1", 0, TINY)
+    path, log = tmp_path / "results.jsonl", io.StringIO()
+    old = [line_of(run) for run in (*runs, other)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    left = tmp_path / "checkpoints" / runs[1].slug / "epoch-1"
+    left.mkdir(parents=True)
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    console = Console(file=log, width=500)
+    stopped = sweep(runs, tmp_path, console=console, fresh=True, on_result=stop)
+    assert stopped.interrupted
+    assert f"2 of 2 runs were in {path}; they are set aside in" in log.getvalue()
+    assert not left.exists()
+    aside = (tmp_path / "results.replaced.jsonl").read_text().splitlines()
+    assert list(map(json.loads, aside)) == old[:2]
+    rest = sweep(runs, tmp_path, console=console)
+    assert "1 of 2 runs are already in" in log.getvalue()
+    assert {line["link"] for line in rest.lines} == {"free", "0.5", "1"}
+    assert all(line["metrics"]["knn"] != 1.0 for line in rest.lines if line["link"] != "1")
+
+
 def test_lines_of_other_settings_stay_out_of_the_outcome(tmp_path):
     console = Console(file=io.StringIO())
     run = Run("digits", "free", 0, TINY)

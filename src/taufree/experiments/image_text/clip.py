@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,6 +34,7 @@ from taufree.experiments.image_text.frozen import (
     image_features,
     text_features,
 )
+from taufree.experiments.image_text.new_data import embed_images, embed_texts
 from taufree.experiments.image_text.pairs import make_captions
 from taufree.experiments.image_text.towers import ImageTowers, TwoTowers, load_text_tower
 from taufree.experiments.images.augment import cropped_view, draw_crops
@@ -43,8 +44,6 @@ from taufree.experiments.language.tokens import load_tokenizer
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
-STORED_SIDE = 256
-"""Pixels that the shorter side of an image is shrunk to."""
 DEV, TEST = PARTS.index("dev"), PARTS.index("test")
 
 
@@ -124,6 +123,7 @@ class CLIP(ImagesOnDevice):
     }
     select_by = "dev_rsum"
     make_views = staticmethod(cropped_view)
+    stored_side = 256
 
     settings: CLIPSettings
 
@@ -136,34 +136,57 @@ class CLIP(ImagesOnDevice):
     def find(self, data: Path | None) -> DecodedImages:
         self.found = self._found(data)
         self.notes += self.found.notes
-        return load_images(self.found.listing, STORED_SIDE)
+        return load_images(self.found.listing, self.stored_side)
 
     def _found(self, data: Path | None) -> CaptionedImages:
         return find_captions(data, self.settings.subset)
 
     def load(self, data: Path | None) -> None:
         chosen = self.settings
-        self._towers = ImageTowers(chosen.backbone, chosen.weights)
-        tokenizer = load_tokenizer(chosen.model)
-        self._text_tower, text_width = load_text_tower(chosen.model)
-        self._widths = self._towers.width(chosen.crop), text_width
+        self._load_towers()
         super().load(data)
         listing, skipped = self.found.listing, set(self.images.skipped)
         names = [file.name for file in listing.train + listing.val if file.name not in skipped]
-        self.captions = make_captions([self.found.captions[name] for name in names], tokenizer, chosen.length)
+        self.captions = make_captions(
+            [self.found.captions[name] for name in names], self._tokenizer, chosen.length
+        )
         for number, part in enumerate(PARTS):
             if not (self.images.labels == number).any():
                 raise ValueError(f"none of the images of the part {part} can be read.")
         if chosen.frozen:
             self._prepare_frozen()
 
+    def _load_towers(self) -> None:
+        """Both towers as they are before training, and how many features they give."""
+        chosen = self.settings
+        self._towers = ImageTowers(chosen.backbone, chosen.weights)
+        self._tokenizer = load_tokenizer(chosen.model)
+        self._text_tower, text_width = load_text_tower(chosen.model)
+        self._widths = self._towers.width(chosen.crop), text_width
+        if chosen.frozen:
+            with torch.random.fork_rng(devices=()):
+                torch.manual_seed(0)  # random weights are the same in all runs
+                self._frozen = self._towers.make()
+
+    def network(self) -> nn.Module:
+        self._load_towers()
+        return self.model()
+
+    def embed_new(
+        self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
+    ) -> tuple[list[str], Tensor]:
+        """The images of a folder, or the texts of a file."""
+        chosen, image, text = self.settings, None, None
+        if chosen.frozen:
+            image, text = self._frozen, self._text_tower
+        if source.is_dir():
+            return embed_images(model, image, self.new_images(source), size=chosen.crop, watch=watch)
+        return embed_texts(model, text, source, self._tokenizer, length=chosen.length, watch=watch)
+
     def _prepare_frozen(self) -> None:
-        """The image tower whose features are used, and the names of all features in the cache."""
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(0)  # random weights are the same in all runs
-            self._frozen = self._towers.make()
+        """The names of all features in the cache."""
         chosen, tokens = self.settings, self.captions.tokens
-        about = (chosen.backbone, self.found.listing.fingerprint(), STORED_SIDE, chosen.crop)
+        about = (chosen.backbone, self.found.listing.fingerprint(), self.stored_side, chosen.crop)
         self._digests = (
             digest_of(self._frozen, *about),
             digest_of(self._text_tower, tokens.ids, tokens.lengths),

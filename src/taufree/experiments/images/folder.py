@@ -11,8 +11,6 @@ from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.listing import Listing, find_images
 from taufree.experiments.images.simclr import SimCLR
 
-STORED_SIDE = 160
-
 
 class FolderOfImages(SimCLR):
     name = "images"
@@ -24,7 +22,7 @@ class FolderOfImages(SimCLR):
         return self._listing(data).fingerprint()
 
     def find(self, data: Path | None) -> DecodedImages:
-        return load_images(self._listing(data), STORED_SIDE)
+        return load_images(self._listing(data), self.stored_side)
 
     def _listing(self, data: Path | None) -> Listing:
         if data is None:

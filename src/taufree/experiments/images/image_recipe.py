@@ -25,6 +25,7 @@ from taufree.experiments.images.augment import (
     draw_parameters,
 )
 from taufree.experiments.images.decoded import DecodedImages, ahead, fits
+from taufree.experiments.images.new_images import NewImages
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
@@ -58,6 +59,9 @@ class ImagesOnDevice(Accelerated):
     make_views: ClassVar[Callable[..., Tensor]] = staticmethod(augment)
     """Of images line by line, what was drawn, and the keyword ``size``."""
 
+    stored_side: ClassVar[int] = 160
+    """Pixels that the shorter side of an image from a folder is shrunk to."""
+
     _compiled_for: ClassVar[object] = None
 
     settings: CropSettings
@@ -79,10 +83,7 @@ class ImagesOnDevice(Accelerated):
         self.images = self.find(data)
         count, skipped = len(self.images.labels), self.images.skipped
         if skipped:
-            names = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-            self.notes.append(
-                f"{len(skipped)} of {count + len(skipped)} images cannot be read and are left out: {names}."
-            )
+            self.notes.append(_left_out(skipped, count))
         if not self.images.training < count:
             raise ValueError("none of the validation images can be read.")
         if self.settings.batch_size > self.images.training:
@@ -127,6 +128,13 @@ class ImagesOnDevice(Accelerated):
         if shapes != ImagesOnDevice._compiled_for:
             torch.compiler.reset()
             ImagesOnDevice._compiled_for = shapes
+
+    def new_images(self, folder: Path) -> NewImages:
+        """Images that are not of the training, shrunk as its were."""
+        images = NewImages(folder, self.stored_side)
+        if images.skipped:
+            self.notes.append(_left_out(images.skipped, len(images.names)))
+        return images
 
     def thumbnails(self, rows: Tensor) -> NDArray[Any]:
         """Small pictures [*rows.shape, side, side, 3] of the images with these numbers."""
@@ -184,6 +192,15 @@ class ImageRecipe(ImagesOnDevice):
         features: Tensor = model(views)
         return features
 
+    def embed_new(
+        self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
+    ) -> tuple[list[str], Tensor]:
+        images = self.new_images(source)
+        device = next(model.parameters()).device
+        size, resize = self.settings.crop, self.resize
+        embed = partial(self.embed, model)
+        return images.names, images.vectors(embed, size=size, resize=resize, device=device, watch=watch)
+
     def features(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Features of the training and of the validation images, float32 on the device."""
         count, size = len(self.images.labels), 2 * self.settings.batch_size
@@ -197,3 +214,8 @@ class ImageRecipe(ImagesOnDevice):
         ]
         features = torch.cat(found)[:count].float()
         return features[: self.images.training], features[self.images.training :]
+
+
+def _left_out(skipped: Sequence[str], count: int) -> str:
+    names = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+    return f"{len(skipped)} of {count + len(skipped)} images cannot be read and are left out: {names}."

@@ -15,7 +15,6 @@ from taufree.util.cache import cache_folder, download
 from taufree.util.files import refuse_file
 
 PLACE = "imagenette2-160"
-STORED_SIDE = 160
 NAMES = {
     "n01440764": "tench",
     "n02102040": "springer spaniel",
@@ -47,7 +46,7 @@ class Imagenette(SimCLR):
         listing = _download() if data is None else find_imagenette(_place(data))
         if self.settings.subset:
             listing = listing.thinned(self.settings.subset)
-        return load_images(listing, STORED_SIDE)
+        return load_images(listing, self.stored_side)
 
 
 def _place(data: Path) -> Path:

@@ -91,6 +91,20 @@ def find_images(folder: Path) -> Listing:
     return _listing(folder, train, val)
 
 
+def find_all(folder: Path) -> Listing:
+    """All images of a folder, at any depth and of no class, in the part that is not trained with."""
+    check_folder(folder, "images")
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES and path.is_file() and not _hidden(path.relative_to(folder))
+    )
+    if not files:
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}).")
+    places = [(path, str(path.relative_to(folder)), 0, path.stat().st_size) for path in files]
+    return Listing(("",), (), _labelled(("",), {"": places}))
+
+
 def find_cases(folder: Path, one: str, *, normal: bool) -> Listing:
     """Normal images of ``folder`` to train with, and normal and other images to test.
 

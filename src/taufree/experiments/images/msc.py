@@ -8,7 +8,7 @@ can still be told apart. An image is the more anomalous, the further it is from 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -39,8 +39,6 @@ from taufree.experiments.settings import Bounds
 
 RESIZE = 256 / 224
 """The shorter side before the crop that images are scored by, in crops."""
-STORED_SIDE = 256
-"""Pixels that the shorter side of an image from a folder is shrunk to."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,9 @@ class MSC(ImageRecipe):
         ),
     }  # fmt: skip
     smallest = 0.2
+    stored_side = 256
+    _state: dict[str, Tensor] | None = None
+    """The weights before training; a network for saved ones needs none."""
 
     settings: MSCSettings
 
@@ -131,7 +132,7 @@ class MSC(ImageRecipe):
         if data is None or _holds_cifar10(data):
             return self._find_cifar10(data)
         listing = self._listing(data)
-        images = load_images(listing, STORED_SIDE)
+        images = load_images(listing, self.stored_side)
         skipped = set(images.skipped)
         self._names = [file.name for file in listing.val if file.name not in skipped]
         return images
@@ -194,7 +195,8 @@ class MSC(ImageRecipe):
         return Step(loss, observe_views(a, b, link))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        self._distances = knn_distance(*self.features(model), k=self.settings.neighbours)
+        self._bank, features = self.features(model)
+        self._distances = knn_distance(self._bank, features, k=self.settings.neighbours)
         auc = self._auc(self._distances)
         return {"auc": auc, "gain": auc - self._untrained}
 
@@ -225,6 +227,20 @@ class MSC(ImageRecipe):
             "score": [round(score, 6) for score in self._distances.tolist()],
         }
         rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        return sorted(rows, key=lambda row: -row["score"])
+
+    def saved_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The features of the normal training images."""
+        return {"normal_features": self._bank}
+
+    def score_new(
+        self, model: nn.Module, saved: Mapping[str, Tensor], source: Path, watch: Callable[[int, int], None]
+    ) -> list[dict[str, Any]]:
+        """The images of a folder, the most anomalous first."""
+        names, features = self.embed_new(model, source, watch)
+        bank = saved["normal_features"]
+        distances = knn_distance(bank, features.to(bank.device), k=self.settings.neighbours).tolist()
+        rows = [{"image": name, "score": round(one, 6)} for name, one in zip(names, distances, strict=True)]
         return sorted(rows, key=lambda row: -row["score"])
 
     def _auc(self, distances: Tensor) -> float:

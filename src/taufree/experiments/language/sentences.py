@@ -7,7 +7,7 @@ model, and the rank correlation of cosines with people's judgement of similarity
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,13 @@ from taufree import Link, info_nce
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.language.finetune import FineTuning, LanguageSettings
 from taufree.experiments.language.nli_pairs import read_entailments
-from taufree.experiments.language.tokens import Tokens, tokenise
+from taufree.experiments.language.tokens import (
+    Tokens,
+    load_masked_lm,
+    load_tokenizer,
+    read_texts,
+    tokenise,
+)
 from taufree.experiments.recipe import Preset, Step
 from taufree.util.files import check_file
 
@@ -122,6 +128,26 @@ class Sentences(FineTuning):
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         return self.follow(model)
+
+    def network(self) -> nn.Module:
+        """The pretrained model gives the layers and the tokenizer."""
+        self.tokenizer = load_tokenizer(self.settings.model)
+        self.pretrained, _ = load_masked_lm(self.settings.model)
+        return self.model()
+
+    @torch.no_grad()
+    def embed_new(
+        self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
+    ) -> tuple[list[str], Tensor]:
+        """The sentences of a text file, one a line."""
+        texts, device = read_texts(source), next(model.parameters()).device
+        tokens = tokenise(self.tokenizer, texts, self.settings.length)
+        found = []
+        for rows in torch.split(torch.arange(len(texts)), SENTENCES_PER_CHUNK):
+            some = tokens.take(rows)
+            found.append(model(some.ids.to(device), some.attention.to(device)).float().cpu())
+            watch(int(rows[-1]) + 1, len(texts))
+        return texts, torch.cat(found)
 
 
 def check_stsb(path: Path) -> None:

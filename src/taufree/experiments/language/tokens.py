@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from taufree.util.files import check_file
 from taufree.util.optional import needs
 
 PADDING_MULTIPLE = 16
@@ -86,6 +88,18 @@ def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
     ids[attention] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
     words = attention & ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids, dtype=torch.int32))
     return Tokens(ids, attention, words, lengths, words.sum(1))
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file, one a line; empty lines are left out."""
+    check_file(path, "texts, one a line")
+    try:
+        texts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must hold texts in UTF-8, one a line ({error.reason}).") from error
+    if not texts:
+        raise ValueError(f"{path} must hold texts, one a line, but is empty.")
+    return texts
 
 
 def mask(

@@ -17,9 +17,11 @@ from taufree.experiments.link_names import GAIN, OWN, describe, in_order, temper
 from taufree.experiments.report.statistics import spreads
 from taufree.experiments.sweep.results import Line
 
-_NAMED_COLOURS = {"free": "#d1495b", "calibrated": "#e08e1b", "learnable": "#2a9d8f"}
-_OTHER_COLOURS = ("#7b5ea7", "#8c6d31", "#d66ba0", "#5f7d4f")
-_BLUES = ("#9ecae1", "#6baed6", "#3182bd", "#08519c", "#08306b")
+_NAMED_COLOURS = {
+    "free": "#d1495b", "calibrated": "#e08e1b", "learnable": "#2a9d8f", "fitted": "#7b5ea7"
+}  # fmt: skip
+_OTHER_COLOURS = ("#8c6d31", "#d66ba0", "#5f7d4f", "#a0522d")
+_BLUES = ("#74b3d8", "#4f9bcb", "#3182bd", "#08519c", "#08306b")  # also the lightest is seen in the dark
 
 
 def accuracy_figure(lines: Sequence[Line], metric: str) -> go.Figure:
@@ -218,7 +220,7 @@ def _scale_curve(lines: Sequence[Line], link: str) -> tuple[NDArray[np.float64],
     if OWN in link or not candidates or tau is None:
         return None
     c = np.linspace(0, 1, 201)
-    if link in ("free", "calibrated") or link.startswith(GAIN):
+    if link in ("free", "calibrated", "fitted") or link.startswith(GAIN):
         gain = max(0.5, 0.5 / tau)  # the resolution takes 1e-4 of it
         return c, free_scale(c, int(candidates[0]), gain=gain)
     return c, temperature_scale(c, tau, int(candidates[0]))

@@ -146,16 +146,19 @@ def _sheet(
     shifts: list[int],
     colour: tuple[int, int, int] = _WRONG_COLOUR,
 ) -> go.Figure:
-    """Pictures [R, C, side, side, 3] in a grid, some framed, columns shifted to the right."""
+    """Pictures [R, C, side, side, 3] in a grid, some framed, columns shifted to the right; between them the
+    page is seen."""
     count, across = framed.shape
     cell = THUMBNAIL_SIDE + _GAP_PIXELS
-    sheet = np.full((count * cell, across * cell + max(shifts), 3), 255, np.uint8)
+    sheet = np.zeros((count * cell, across * cell + max(shifts), 4), np.uint8)
     for i in range(count):
         for j in range(across):
             top, left = i * cell + _GAP_PIXELS // 2, j * cell + _GAP_PIXELS // 2 + shifts[j]
+            bottom, right = top + THUMBNAIL_SIDE, left + THUMBNAIL_SIDE
             if framed[i, j]:
-                sheet[top - 3 : top + THUMBNAIL_SIDE + 3, left - 3 : left + THUMBNAIL_SIDE + 3] = colour
-            sheet[top : top + THUMBNAIL_SIDE, left : left + THUMBNAIL_SIDE] = rows[i, j]
+                sheet[top - 3 : bottom + 3, left - 3 : right + 3] = (*colour, 255)
+            inside = sheet[top:bottom, left:right]
+            inside[..., :3], inside[..., 3] = rows[i, j], 255
     packed = BytesIO()
     Image.fromarray(sheet).save(packed, "png")
     source = "data:image/png;base64," + base64.b64encode(packed.getvalue()).decode()

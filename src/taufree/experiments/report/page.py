@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from taufree.experiments.evaluation.report_arrays import EXTREME_COUNT, Arrays, load_arrays
-from taufree.experiments.link_names import describe
-from taufree.experiments.registry import find_recipe
+from taufree.experiments.report.about import About, about
 from taufree.experiments.report.curves import accuracy_figure, cosine_figure, curve_figure
-from taufree.experiments.report.galleries import (
-    extreme_figure,
-    found_captions_figure,
-    found_images_figure,
-    map_figure,
-    neighbour_figure,
-)
-from taufree.experiments.report.statistics import best_temperature
+from taufree.experiments.report.pictures import show_pictures
 from taufree.experiments.report.tables import metrics_of, result_table
 from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
 from taufree.experiments.sweep.results import Line
-from taufree.experiments.training.run import run_slug
 from taufree.util.html_page import Page
-
-PICTURE_EPOCHS = 100
-"""A page says of pictures of networks with a shorter training that it was short."""
 
 
 def write_report(
-    lines: Sequence[Line], path: Path, *, preset: str | None = None, data: Path | None = None
+    lines: Sequence[Line],
+    path: Path,
+    *,
+    preset: str | None = None,
+    data: Path | None = None,
+    folders: Sequence[Path] = (),
 ) -> Path:
     """Write the page of one sweep (one recipe, one choice of settings) and return its path.
 
     Args:
         preset: the preset of the runs, if it is known; those of "quick" have no verdict.
         data: the folder of the data, if the user gave one.
+        folders: those of the results, if the page does not lie beside them.
     """
-    recipe = find_recipe(lines[0]["recipe"])
+    recipe = about(lines)
+    preset = preset or recipe.preset
     links = len({line["link"] for line in lines})
     page = Page(
         f"With and without a temperature: {recipe.title}",
@@ -52,7 +46,8 @@ def write_report(
         "pairs, a link turns each cosine into a score. The usual link divides by a temperature tau, a "
         "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
         "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, "
-        "the calibrated one stretches the free link by a gain that it measures on the negative pairs."
+        "the calibrated one stretches the free link by a gain that it measures on the negative pairs, the "
+        "fitted one by the gain that makes the batches most likely."
     )
     table = result_table(lines)
     page.heading("Results")
@@ -61,19 +56,20 @@ def write_report(
         id="results",
         highlight=table.stressed,
         footer=table.notes,
+        file=f"{recipe.name.replace(':', '.')}.csv",
         caption="Mean ± standard deviation over seeds, higher is better; free and the best temperature of "
         "each metric are marked; seconds are those of a run, of which the first also loads the libraries. "
-        + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items()),
+        + " ".join(f"{name}: {text}." for name, text in recipe.metrics.items() if text),
     )
     _verdicts(page, verdicts(lines, quick=preset == "quick"))
     metrics = [metric for metric in recipe.metrics if metric in metrics_of(lines)]
     _accuracy(page, lines, metrics)
     _training(page, lines, metrics)
     _cosines(page, lines)
-    _embeddings(page, lines, next(iter(recipe.metrics)), path.parent / "embeddings")
+    show_pictures(page, lines, next(iter(recipe.metrics)), folders or [path.parent])
     page.heading("How this was made")
     page.table(
-        [*_origin(lines, preset, data), *_facts(lines[-1])],
+        [*_origin(recipe, lines, preset, data), *_facts(lines[-1])],
         id="facts",
         caption="Settings, software and machine are those of the newest run shown here.",
     )
@@ -179,88 +175,10 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
     )
 
 
-def _embeddings(page: Page, lines: Sequence[Line], metric: str, folder: Path) -> None:
-    """The free link and the best temperature, if their first seed left something to show."""
-    shown, epochs = {}, 0
-    for line in lines:
-        if line["seed"] == 0 and line["link"] in ("free", best_temperature(lines, metric)):
-            slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
-            if arrays := load_arrays(folder / f"{slug}.npz"):
-                shown[line["link"]] = arrays
-                epochs = line["settings"]["epochs"]
-    if not shown:
-        return
-    trained = f"after {epochs} epoch{'s' * (epochs != 1)}"
-    if all("anomalous" in arrays for arrays in shown.values()):
-        _extremes(page, shown, trained)
-        return
-    if all("found_captions" in arrays for arrays in shown.values()):
-        _retrieved(page, shown, metric, trained)
-        return
-    page.heading("What the network finds similar")
-    short = f" That is fewer than {PICTURE_EPOCHS}: the pictures show networks that still change much."
-    page.text(
-        "The networks of the first seed: the free link and the temperature with the best "
-        f"{metric}, {trained}.{short * (epochs < PICTURE_EPOCHS)}"
-    )
-    for number, (link, arrays) in enumerate(shown.items()):
-        page.figure(
-            map_figure(arrays),
-            id=f"map-{number}",
-            caption=f"{describe(link)}: features of {len(arrays['labels'])} validation images, laid out by "
-            "t-SNE, which keeps near what is near; distances between groups mean little. The network saw no "
-            "label: colours were added for this picture.",
-        )
-    for number, (link, arrays) in enumerate(shown.items()):
-        page.figure(
-            neighbour_figure(arrays),
-            id=f"neighbours-{number}",
-            caption=f"{describe(link)}: validation images, and the training images whose features are "
-            "nearest to theirs. A red frame is another class.",
-        )
-
-
-def _extremes(page: Page, shown: Mapping[str, Arrays], trained: str) -> None:
-    page.heading("What the network finds normal")
-    page.text(
-        f"The networks of the first seed, {trained}. Every test image's score is in a file of the folder "
-        "scores."
-    )
-    for number, (link, arrays) in enumerate(shown.items()):
-        page.figure(
-            extreme_figure(arrays),
-            id=f"extremes-{number}",
-            caption=f"{describe(link)}: the test images with the highest scores, the most anomalous, and "
-            f"those with the lowest, {EXTREME_COUNT} of each at most, and not more than there are anomalous "
-            "and normal ones. A red frame is on the wrong side: a normal image above, another below.",
-        )
-
-
-def _retrieved(page: Page, shown: Mapping[str, Arrays], metric: str, trained: str) -> None:
-    page.heading("What images and captions find of each other")
-    page.text(
-        "The networks of the first seed: the free link and the temperature with the best "
-        f"{metric}, {trained}."
-    )
-    for number, (link, arrays) in enumerate(shown.items()):
-        page.figure(
-            found_images_figure(arrays),
-            id=f"found-images-{number}",
-            caption=f"{describe(link)}: test captions, and the test images nearest to them, the nearest "
-            "first. A green frame is the image that the caption was written for.",
-        )
-    for number, (link, arrays) in enumerate(shown.items()):
-        page.figure(
-            found_captions_figure(arrays),
-            id=f"found-captions-{number}",
-            caption=f"{describe(link)}: test images, and the test captions nearest to them, the nearest "
-            "first. Bold ones were written for the image.",
-        )
-
-
-def _origin(lines: Sequence[Line], preset: str | None, data: Path | None) -> list[dict[str, str]]:
+def _origin(
+    recipe: About, lines: Sequence[Line], preset: str | None, data: Path | None
+) -> list[dict[str, str]]:
     """What the runs have in common beside their settings: when, on what, how many."""
-    recipe = find_recipe(lines[0]["recipe"])
     days = sorted({str(line["date"]) for line in lines})
     seeds = sorted({line["seed"] for line in lines})
     found = {

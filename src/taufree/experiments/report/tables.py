@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from taufree.experiments.link_names import describe
-from taufree.experiments.registry import find_recipe
+from taufree.experiments.report.about import about
 from taufree.experiments.report.curves import final_temperature
 from taufree.experiments.report.statistics import best_temperature, common_seeds, spreads
 from taufree.experiments.sweep.results import Line
@@ -22,7 +22,7 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     for link, of_link in found.items():
         leads = [metric for metric, tau in best.items() if tau == link]
         note = f"best tau{_of_some_seeds(lines, leads[0])}: {', '.join(leads)}" if leads else ""
-        ended = {"calibrated": "ended like", "learnable": "ended at"}.get(link)
+        ended = {"calibrated": "ended like", "fitted": "ended like", "learnable": "ended at"}.get(link)
         if link == "free":
             note = "no temperature"
         elif ended and (tau := final_temperature(lines, link)) is not None:
@@ -72,7 +72,7 @@ def _best_temperatures(lines: Sequence[Line]) -> dict[str, str]:
 
 def _compared(lines: Sequence[Line]) -> list[str]:
     """The metrics but the one that chooses the epoch, which is no result."""
-    criterion = find_recipe(lines[0]["recipe"]).select_by
+    criterion = about(lines).select_by
     return [metric for metric in metrics_of(lines) if metric != criterion]
 
 

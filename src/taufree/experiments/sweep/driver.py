@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from taufree import __version__, distributed
 from taufree.experiments.link_names import describe
+from taufree.experiments.sweep.here import work_here
 from taufree.experiments.sweep.local import Event, work
-from taufree.experiments.sweep.results import Line, Results, line_key
+from taufree.experiments.sweep.results import Line, Results, comparable, line_key, sweep_key
 from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
-from taufree.experiments.training.run import LINK_SOURCE, Run, check_data, run_key, share_contents
+from taufree.experiments.training.run import LINK_SOURCE, Run, check_data, share_contents
 from taufree.util.errors import BadInputError
 
 SECONDS_BETWEEN_LINES = 60.0
@@ -55,6 +55,7 @@ def sweep(
     jobs: int = 1,
     console: Console,
     every: float = 30.0,
+    fresh: bool = False,
     on_result: Callable[[Line], None] = lambda line: None,
 ) -> Outcome:
     """Do the runs that are not in ``out/results.jsonl`` yet; other ranks than the first only help with them.
@@ -62,9 +63,11 @@ def sweep(
     Args:
         runs: of any recipes and settings; workers go on from one to the next.
         out: the folder of the results and, until a run is done, of its checkpoint.
-        jobs: how many runs train at the same time; they share the cores evenly.
+        jobs: how many runs train at the same time; they share the cores evenly. 0: one after the other in
+            this process, where they are of a user's own function.
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
+        fresh: do all of them again; earlier results are set aside, and checkpoints are forgotten.
         on_result: called with each run's line as soon as it is there.
     """
     share_contents(runs)
@@ -75,6 +78,8 @@ def sweep(
     with Results(
         out, lambda text: console.print(text, style="yellow", markup=False, soft_wrap=True)
     ) as results:
+        if fresh:
+            _forget(runs, results, console)
         there = {line_key(line): line for line in results.read()}
         missing = [run for run in runs if run.key not in there]
         if ranks.world() > 1:
@@ -91,6 +96,8 @@ def sweep(
         checkpoints = out / "checkpoints"
         made: list[Line] = []
         events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
+        if jobs == 0:
+            events = work_here(missing)
         try:
             # closing() stops the workers before the lock is given back.
             with contextlib.closing(events), Display(missing, console) as display:
@@ -119,20 +126,23 @@ def sweep(
     return Outcome(lines, sum(line_key(line) in asked for line in lines), failed, interrupted, refused)
 
 
+def _forget(runs: Sequence[Run], results: Results, console: Console) -> None:
+    """Set the results of the runs aside; the command without ``--fresh`` can go on where this one stops."""
+    for run in runs:
+        Checkpoint(results.path.parent / "checkpoints" / run.slug).remove()
+    if count := results.replace({run.key for run in runs}):
+        console.print(
+            f"{count} of {len(runs)} runs were in {results.path}; they are set aside in {results.replaced} "
+            "and run again.",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
 def _comparable(lines: Sequence[Line], runs: Sequence[Run]) -> list[Line]:
-    """The lines with the settings of any of the runs, of any link and seed.
-
-    Of a link of the user's own, one version: that of the runs or, where they are without it, the newest.
-    """
-
-    def kind(recipe: str, settings: dict[str, Any]) -> str:
-        return run_key(recipe, "", 0, {**settings, LINK_SOURCE: None})
-
-    kinds = {kind(run.recipe, run.recorded_settings) for run in runs}
-    found = [line for line in lines if kind(line["recipe"], line["settings"]) in kinds]
-    version = {line["link"]: line["settings"].get(LINK_SOURCE) for line in found}
-    version |= {run.link: run.recorded_settings.get(LINK_SOURCE) for run in runs}
-    return [line for line in found if line["settings"].get(LINK_SOURCE) == version[line["link"]]]
+    """The lines with the settings of any of the runs, and of a link of the user's own the runs' version."""
+    keys = {sweep_key(run.recipe, run.recorded_settings) for run in runs}
+    return comparable(lines, keys, {run.link: run.recorded_settings.get(LINK_SOURCE) for run in runs})
 
 
 def _of_other_versions(lines: Sequence[Line | None]) -> str:
@@ -144,7 +154,7 @@ def _of_other_versions(lines: Sequence[Line | None]) -> str:
     counts = ", ".join(f"{count} by {version}" for version, count in sorted(found.items()))
     return (
         f" Another version of taufree made {found.total()} of them ({counts}; this is {__version__}), whose "
-        "results may differ: choose another --out to run them again."
+        "results may differ: give --fresh to run them again."
     )
 
 

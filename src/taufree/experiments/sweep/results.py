@@ -7,7 +7,8 @@ nothing is lost in silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from taufree.experiments.link_names import temperature_of
-from taufree.experiments.training.run import run_key
+from taufree.experiments.training.run import LINK_SOURCE, run_key
 from taufree.util.errors import BadInputError
-from taufree.util.files import atomic_write
+from taufree.util.files import atomic_write, check_file, is_there
 from taufree.util.json_lines import append_json, append_lines, parse_json, read_lines
 
 KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
@@ -36,6 +37,7 @@ class Results:
     def __init__(self, out: Path, warn: Callable[[str], None]) -> None:
         self.path = out / "results.jsonl"
         self.damaged = out / "results.damaged.jsonl"
+        self.replaced = out / "results.replaced.jsonl"
         self._warn = warn
         self._lock = FileLock(out / ".lock")
 
@@ -76,6 +78,17 @@ class Results:
         with self._writing():
             append_json(self.path, line)
 
+    def replace(self, keys: Collection[str]) -> int:
+        """Move the lines of these runs to ``results.replaced.jsonl``; returns how many there were."""
+        lines = self.read()
+        old = [line for line in lines if line_key(line) in keys]
+        if old:
+            with self._writing():
+                append_lines(self.replaced, map(_written, old))
+                with atomic_write(self.path, sync=True) as draft:
+                    append_lines(draft, [_written(line) for line in lines if line_key(line) not in keys])
+        return len(old)
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
@@ -84,6 +97,52 @@ class Results:
             raise BadInputError(
                 f"--out {self.path.parent} cannot be written to: {error.strerror}."
             ) from error
+
+
+def results_file(out: Path) -> Path:
+    """The file of the results in the folder ``out``, or ``out`` itself; ValueError if it is not there."""
+    path = out / "results.jsonl" if is_there(out) and out.is_dir() else out
+    check_file(path, "results of taufree run")
+    return path
+
+
+def read_results(out: Path, warn: Callable[[str], None]) -> list[Line]:
+    """The newest line of each run in a folder, or in a file of such lines, of which nothing is changed.
+
+    No lock is needed: a sweep may be under way there.
+
+    Args:
+        warn: called with a sentence for each line that is left out because it is damaged.
+    """
+    path = results_file(out)
+
+    def leave_out(number: int, raw: bytes, fault: str) -> None:
+        warn(f"{path}:{number}: {fault}; it is left out.")
+
+    try:
+        found = read_lines(path, leave_out, parse)
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror}.") from error
+    if not found:
+        raise BadInputError(f"{path} has no results yet.")
+    return list({line_key(line): line for line in found}.values())
+
+
+def sweep_key(recipe: str, settings: Mapping[str, Any]) -> str:
+    """What lines have in common that can be compared: recipe and settings, but not the code of a link."""
+    return run_key(recipe, "", 0, {**settings, LINK_SOURCE: None})
+
+
+def comparable(
+    lines: Sequence[Line], keys: Collection[str], sources: Mapping[str, str | None] | None = None
+) -> list[Line]:
+    """The lines with one of these sweep keys, of any link and seed.
+
+    Of a link of the user's own, one version: that of ``sources`` or, where they are without it, the newest.
+    """
+    found = [line for line in lines if sweep_key(line["recipe"], line["settings"]) in keys]
+    version = {line["link"]: line["settings"].get(LINK_SOURCE) for line in found} | dict(sources or {})
+    return [line for line in found if line["settings"].get(LINK_SOURCE) == version[line["link"]]]
 
 
 def line_key(line: Line) -> str:
@@ -105,6 +164,10 @@ def parse(raw: bytes) -> Line:
     if not all(isinstance(number, int | float) for number in numbers):
         raise ValueError("the seconds, metrics and curves of this line are not all numbers")
     return line
+
+
+def _written(line: Line) -> bytes:
+    return json.dumps(line, allow_nan=False).encode()
 
 
 def _is_link(name: Any) -> bool:

@@ -31,6 +31,8 @@ class Run:
     precision: str = "32-true"
     device: str = "cpu"
     data: Path | None = None
+    save_model: bool = False
+    """Whether the trained network is kept; it is the same run either way."""
 
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
@@ -52,6 +54,13 @@ class Run:
         except (ValueError, OSError) as error:
             raise BadInputError(str(error)) from error
 
+    def check_data(self) -> None:
+        """Raise a BadInputError with one sentence if the data are not there."""
+        try:
+            find_recipe(self.recipe)(self.settings).check(self.data)
+        except (ValueError, OSError) as error:
+            raise BadInputError(str(error)) from error
+
     @property
     def key(self) -> str:
         """The same text for the same run."""
@@ -64,12 +73,9 @@ class Run:
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """Raise a BadInputError with one sentence if the data of a run are not there."""
-    for recipe, settings, data in dict.fromkeys((run.recipe, run.settings, run.data) for run in runs):
-        try:
-            find_recipe(recipe)(settings).check(data)
-        except (ValueError, OSError) as error:
-            raise BadInputError(str(error)) from error
+    """Look whether the data of all runs are there, once for those that have them in common."""
+    for run in {(run.recipe, run.settings, run.data): run for run in runs}.values():
+        run.check_data()
 
 
 def share_contents(runs: Sequence[Run]) -> None:
@@ -88,5 +94,5 @@ def run_key(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
 def run_slug(recipe: str, link: str, seed: int, settings: dict[str, Any]) -> str:
     """A name for a run's files, another one for each run."""
     digest = hashlib.sha256(run_key(recipe, link, seed, settings).encode()).hexdigest()[:8]
-    link = link.replace(":", ".")  # not every system has colons in names
+    recipe, link = (name.replace(":", ".") for name in (recipe, link))  # not every system has colons in names
     return f"{recipe}-{link}-seed{seed}-{digest}"

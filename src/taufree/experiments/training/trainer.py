@@ -32,8 +32,10 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.training import ranks
 from taufree.experiments.training.batch_norm import synchronised
 from taufree.experiments.training.checkpoint import Checkpoint
+from taufree.experiments.training.function import FunctionRun
 from taufree.experiments.training.recorded import Replayed
 from taufree.experiments.training.run import Run
+from taufree.experiments.training.saved_model import model_file, write_model
 from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.selection import BestEpoch
 from taufree.util.errors import BadInputError
@@ -63,12 +65,14 @@ def train(
     Args:
         run: what to train.
         checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
-            Beside it, in ``embeddings``, goes what the recipe keeps for the report, and in ``scores`` what
-            it finds out about single examples.
+            Beside it, in ``embeddings``, goes what the recipe keeps for the report, in ``scores`` what it
+            finds out about single examples, and in ``models`` the network, where the run saves it.
         every: seconds between two checkpoints at least; they are written between epochs.
         watch: called after each epoch with the number of epochs done and the epoch's mean loss.
         note: called with each sentence that the recipe has for the user.
     """
+    if isinstance(run, FunctionRun):
+        return _call(run, watch)
     started = time.monotonic()
     # The previous run's objects refer to each other in a cycle and hold device memory, which the garbage
     # collector does not count: without this call the memory of many runs would add up.
@@ -100,6 +104,8 @@ def train(
     try:
         training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
         training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
+        if run.save_model:
+            training.save_model(model_file(checkpoints.parent, run), metrics)
     except OSError as error:
         raise BadInputError(f"--out {checkpoints.parent} cannot be written to: {error.strerror}.") from error
     return {
@@ -114,6 +120,17 @@ def train(
         "hardware": {**hardware(training.fabric.device), "ranks": ranks.world()},
         "curves": training.curves,
     }
+
+
+def _call(run: FunctionRun, watch: Callable[[int, float], None]) -> dict[str, Any]:
+    """Train by a user's own function."""
+    training = run.train()
+    while True:
+        try:
+            watch(*next(training))
+        except StopIteration as end:
+            line: dict[str, Any] = end.value
+            return line
 
 
 class Training:
@@ -236,6 +253,17 @@ class Training:
         self.model.eval()
         if (rows := self.recipe.scores(self.model)) and self.fabric.is_global_zero:
             write_text(path, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+
+    @torch.no_grad()
+    def save_model(self, path: Path, metrics: dict[str, float]) -> None:
+        """Write the network that was evaluated, to be used on new data."""
+        self.model.eval()
+        saved = self.recipe.saved_tensors(self.model)
+        if self.fabric.is_global_zero:
+            run = self.run
+            about = {"recipe": run.recipe, "link": run.link, "seed": run.seed}
+            settings = {"settings": run.recorded_settings, "metrics": metrics}
+            write_model(path, self.weights, saved, {**about, **settings})
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write all that :meth:`restore` needs; rank 0 does."""

@@ -1,0 +1,122 @@
+"""A run of a user's own training function, in place of a recipe."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import math
+import numbers
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from taufree.experiments.evaluation.pair_statistics import temperature_at_zero
+from taufree.experiments.link_names import OWN, make_link
+from taufree.experiments.training.run import LINK_SOURCE, Run
+from taufree.experiments.training.seeds import seed_everything
+from taufree.util.errors import BadInputError
+from taufree.util.function_source import function_digest
+from taufree.util.machine import hardware, versions
+
+ONLY_CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "effective_dimension")
+"""What a function may give for the report's curves, by these names; none of it is a metric."""
+
+
+@dataclass(frozen=True)
+class FunctionRun(Run):
+    """A run whose training is a call ``function(link, seed, **options)``; ``options`` are JSON."""
+
+    function: Callable[..., Any] = print
+    options: str = "{}"
+
+    @cached_property
+    def recorded_settings(self) -> dict[str, Any]:
+        own = {"source": function_digest(self.function), LINK_SOURCE: self._link_source()}
+        options: dict[str, Any] = json.loads(self.options)
+        return options | {name: value for name, value in own.items() if value is not None}
+
+    def _link_source(self) -> str | None:
+        return function_digest(type(make_link(self.link))) if OWN in self.link else None
+
+    @cached_property
+    def content(self) -> str | None:
+        return None
+
+    def check_data(self) -> None:
+        return
+
+    def train(self) -> Generator[tuple[int, float], None, dict[str, Any]]:
+        """Call the function; yields each epoch with its loss, if it gives them, and returns the line."""
+        import torch
+
+        started = time.monotonic()
+        link = make_link(self.link)
+        seed_everything(self.seed, "weights")
+        curves: dict[str, list[float]] = {}
+        result = self.function(link, self.seed, **json.loads(self.options))
+        last: dict[str, float] = {}
+        if inspect.isgenerator(result):
+            epoch = 0
+            while True:
+                try:
+                    given = _numbers(next(result))
+                except StopIteration as end:
+                    last |= {} if end.value is None else _numbers(end.value)
+                    break
+                epoch += 1
+                last = given
+                for name, value in (given | {"temperature_at_zero": temperature_at_zero(link)}).items():
+                    curves.setdefault(name, []).append(value)
+                if "loss" in given:
+                    yield epoch, given["loss"]
+        else:
+            last = _numbers(result)
+            curves["temperature_at_zero"] = [temperature_at_zero(link)]
+        metrics = {name: value for name, value in last.items() if name not in ONLY_CURVES}
+        if not metrics:
+            raise BadInputError(f"train must give at least one metric beside {', '.join(ONLY_CURVES)}.")
+        return {
+            "recipe": self.recipe,
+            "link": self.link,
+            "seed": self.seed,
+            "settings": self.recorded_settings,
+            "metrics": metrics,
+            "seconds": round(time.monotonic() - started, 3),
+            "date": datetime.date.today().isoformat(),
+            "versions": versions(),
+            "hardware": {**hardware(torch.device(self.device)), "ranks": 1},
+            "curves": curves,
+        }
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What the results call a function: its module and its name, ``script:train``."""
+    inner = getattr(function, "func", function)  # of a partial
+    module = getattr(inner, "__module__", None) or "__main__"
+    if module in ("__main__", "__mp_main__"):
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        module = Path(file).stem if file else "notebook"
+    return f"{module}{OWN}{getattr(inner, '__name__', type(inner).__name__)}"
+
+
+def _numbers(given: Any) -> dict[str, float]:
+    """Metrics and curves as a function gave them, tensors and NumPy's numbers among them."""
+    if not isinstance(given, Mapping):
+        raise BadInputError(
+            f"train must give a dictionary of metrics, or yield one an epoch, got {type(given).__name__}."
+        )
+    found = {}
+    for name, value in given.items():
+        try:
+            number = float(value) if isinstance(value, numbers.Real) else float(value.item())
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            raise BadInputError(f"train must give numbers, got {type(value).__name__} as {name}.") from None
+        if not math.isfinite(number):
+            raise FloatingPointError(f"{name} became {number}.")
+        found[str(name)] = number
+    return found

@@ -1,0 +1,173 @@
+"""``taufree.compare``: a function of one's own with each link, as ``taufree run`` does with a recipe."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import taufree
+from tests.support.command import ENVIRONMENT, invoke
+from tests.support.sweeps import read
+
+
+def train(link, seed, epochs=2, noise=0.1):
+    rows = torch.nn.Parameter(torch.randn(16, 8))
+    optimizer = torch.optim.SGD([rows, *link.parameters()], lr=0.1)
+    for _ in range(epochs):
+        loss = taufree.nt_xent(rows, rows + noise * torch.randn(16, 8), link=link)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield {"loss": loss, "spread": np.float64(-torch.cosine_similarity(rows[:8], rows[8:]).mean().item())}
+
+
+def start(link, seed):
+    """What the global generators give."""
+    return {"drawn": torch.rand(()), "number": float(np.random.rand())}
+
+
+class Cubic(taufree.Temperature):
+    def __init__(self):
+        super().__init__(0.3)
+
+
+def test_lines_table_and_report(tmp_path):
+    links = ["free", 0.5, "learnable", Cubic]
+    found = taufree.compare(train, links, seeds=3, out=tmp_path, settings={"epochs": 2})
+    lines = read(tmp_path)
+    own = f"{__name__}:Cubic"
+    assert [(line["link"], line["seed"]) for line in lines] == [
+        (link, seed) for seed in range(3) for link in ("free", "0.5", "learnable", own)
+    ]
+    assert found.lines == lines
+    assert found.failed == {}
+    first = lines[0]
+    assert first["recipe"] == f"{__name__}:train"
+    assert first["settings"].keys() == {"epochs", "source"}
+    assert list(first["metrics"]) == ["spread"]  # the loss is a curve
+    assert first["curves"].keys() == {"loss", "spread", "temperature_at_zero"}
+    assert [len(curve) for curve in first["curves"].values()] == [2, 2, 2]
+    assert first["metrics"]["spread"] == first["curves"]["spread"][-1]
+    assert lines[2]["curves"]["temperature_at_zero"][0] != 0.5
+    assert found.table().startswith("| link | spread |")
+    assert any(sentence.startswith("spread: free minus tau 0.5 is") for sentence in found.verdicts)
+    assert "train of" in (tmp_path / "report.html").read_text()
+    shown = invoke("table", tmp_path, "--format", "csv")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout == found.table("csv")
+    assert invoke("report", tmp_path).exit_code == 0
+
+
+def test_seeds_are_paired(tmp_path):
+    taufree.compare(start, "free,0.5,1", seeds=[4, 7], out=tmp_path)
+    drawn = {}
+    for line in read(tmp_path):
+        drawn.setdefault(line["seed"], set()).add(tuple(line["metrics"].values()))
+    assert [len(of_seed) for of_seed in drawn.values()] == [1, 1]
+    assert drawn[4] != drawn[7]
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+    calls = []
+
+    def counted(link, seed, size=1):
+        calls.append(seed)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return {"metric": seed}
+
+    with pytest.raises(KeyboardInterrupt):
+        taufree.compare(counted, ["free", 0.5], seeds=2, out=tmp_path)
+    assert len(read(tmp_path)) == 2
+    taufree.compare(counted, ["free", 0.5], seeds=2, out=tmp_path)
+    assert calls == [0, 0, 1, 1, 1]
+    taufree.compare(counted, ["free", 0.5], seeds="1:3", out=tmp_path)
+    assert calls[5:] == [2, 2]
+    assert len(taufree.compare(counted, "free", 1, tmp_path, settings={"size": 2}).lines) == 1
+    taufree.compare(counted, "free", 1, tmp_path, fresh=True)
+    assert calls[7:] == [0, 0]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capsys):
+    def failing(link, seed):
+        if isinstance(link, taufree.Temperature):
+            raise OSError("no disk")
+        return {"metric": float("nan") if seed else 1.0}
+
+    found = taufree.compare(failing, ["free", 0.5], seeds=2, out=tmp_path)
+    assert [(line["link"], line["seed"]) for line in found.lines] == [("free", 0)]
+    assert found.failed.keys() == {("0.5", 0), ("0.5", 1), ("free", 1)}
+    assert found.failed["free", 1] == "metric became nan."
+    assert "OSError: no disk" in found.failed["0.5", 0]
+    assert "tau 0.5, seed 0 failed" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match=r"all 1 runs failed; 0\.5, seed 0: "):
+        taufree.compare(failing, [0.5], 1, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"train": 3}, "train must be a function of a link and a seed, got int."),
+        ({"train": lambda link: {}}, "train must take a link, a seed and the settings, but too many"),
+        ({"settings": {"no": 1}}, "train must take a link, a seed and the settings, but got an unexpected"),
+        ({"settings": {"noise": {1}}}, "settings must be what JSON can write, but "),
+        ({"links": "warm"}, "links must be free, fitted, .* got 'warm'."),
+        ({"links": [taufree.LogOdds(2.0)]}, "links must be names, temperatures or classes, got LogOdds"),
+        ({"seeds": 0}, "seeds must be a number from 1 to 10000, or FIRST:END"),
+        ({"seeds": [0.5]}, "seeds must be a number of them or integers of at least 0, got"),
+        ({"workers": -1}, "workers must be at least 0, got -1."),
+        ({"workers": 1, "train": lambda link, seed: {}}, "train must be a function of a module or a script"),
+        ({"train": lambda link, seed: 3}, "train must give a dictionary of metrics, or yield one an epoch"),
+        ({"train": lambda link, seed: {"a": "b"}}, "train must give numbers, got str as a."),
+        ({"train": lambda link, seed: {"loss": 1}}, "train must give at least one metric beside loss"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(tmp_path, arguments, sentence):
+    given = {"train": train, "links": "free", "seeds": 1, "out": tmp_path} | arguments
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        taufree.compare(**given)
+
+
+def test_ranks_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(ValueError, match="compare must be called by one process, without torchrun"):
+        taufree.compare(train, "free", 1, tmp_path)
+
+
+SCRIPT = """
+import sys
+import taufree
+
+def train(link, seed):
+    yield {"loss": 1.0, "metric": 1.0}
+    yield {"loss": 0.5, "metric": float(seed)}
+
+if __name__ == "__main__":
+    taufree.compare(train, "free,0.5", seeds=int(sys.argv[1]), out="out", workers=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_in_processes_and_goes_on_with_more_seeds(tmp_path):
+    def called(seeds):
+        command = [sys.executable, "script.py", str(seeds)]
+        environment = {**os.environ, **ENVIRONMENT}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    (tmp_path / "script.py").write_text(SCRIPT)
+    assert called(1).returncode == 0
+    (tmp_path / "script.py").write_text(SCRIPT + "    print('more')\n")
+    again = called(2)
+    assert again.returncode == 0, again.stderr
+    assert "2 of 4 runs are already in" in again.stderr
+    lines = read(tmp_path / "out")
+    assert {line["recipe"] for line in lines} == {"script:train"}
+    assert (
+        sorted((line["seed"], line["metrics"]["metric"]) for line in lines) == [(0, 0.0)] * 2 + [(1, 1.0)] * 2
+    )
+    assert json.dumps(lines[0]["curves"]["loss"]) == "[1.0, 0.5]"
