@@ -46,11 +46,7 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
     anchors = contrast.anchors
     small = anchors.is_cuda and contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
     # torch.export follows what is no operator, as blockwise without a formula, and stops at tensors' values.
-    if not over_ranks and (small or anchors.is_meta or (link.formula is None and _exporting())):
+    exporting = link.formula is None and torch.compiler.is_exporting()
+    if not over_ranks and (small or anchors.is_meta or exporting):
         return "reference"
     return "triton" if anchors.is_cuda and not fused.unsupported(contrast, link) else "blockwise"
-
-
-def _exporting() -> bool:
-    is_exporting = getattr(torch.compiler, "is_exporting", None)  # PyTorch 2.7
-    return is_exporting is not None and is_exporting()

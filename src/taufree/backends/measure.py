@@ -19,11 +19,11 @@ class ContrastMeasure:
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         return moments.measure(self.contrast)
 
-    @torch.no_grad()
     def likelihood(self, link: Link) -> Likelihood:
-        sample = likelihood.AnchorSample(self.contrast, link)
-        sample.add_own()
-        return likelihood.summary(sample.sums(self.contrast.n))
+        with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
+            sample = likelihood.AnchorSample(self.contrast, link)
+            sample.add_own()
+            return likelihood.summary(sample.sums(self.contrast.n))
 
 
 class MaskMeasure:
