@@ -31,6 +31,14 @@ IMPLEMENTATIONS: dict[str, Backend] = {
 }
 
 
+def unavailable() -> dict[str, str | None]:
+    """Each backend, with the reason why it cannot run on this machine or None where it can."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    reasons = [fused.machine("cuda", index) for index in devices]
+    reason = None if None in reasons else [*reasons, fused.machine("cpu", None)][0]
+    return {name: reason if name == "triton" else None for name in IMPLEMENTATIONS}
+
+
 def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = False) -> str:
     """The name of the backend to use; "auto" decides by size and device, an explicit choice that cannot run
     raises.
