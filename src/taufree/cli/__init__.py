@@ -27,6 +27,7 @@ def build() -> typer.Typer:
 
     from taufree.cli.bench import bench
     from taufree.cli.bias import bias
+    from taufree.cli.demo import demo
     from taufree.cli.diagnose import diagnose
     from taufree.cli.figures import figures
     from taufree.cli.pretrain_mlm import pretrain_mlm
@@ -44,7 +45,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    for command in (run, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
+    for command in (demo, run, recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm):
         app.command()(command)
     return app
 

@@ -22,7 +22,7 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     for link, of_link in found.items():
         leads = [metric for metric, tau in best.items() if tau == link]
         note = f"best tau{_of_some_seeds(lines, leads[0])}: {', '.join(leads)}" if leads else ""
-        ended = {"calibrated": "ended like", "learnable": "ended at"}.get(link)
+        ended = {"calibrated": "ended like", "fitted": "ended like", "learnable": "ended at"}.get(link)
         if link == "free":
             note = "no temperature"
         elif ended and (tau := final_temperature(lines, link)) is not None:
