@@ -59,17 +59,17 @@ def newest(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """The sdist and the wheel, each in an environment with PyTorch and nothing else: README's first code."""
+    """The sdist, the wheel and the commit, each with PyTorch and nothing else: README's first code runs."""
     session.install("build", "twine")
     dist = Path(session.create_tmp()).resolve()
     session.run("python", "-m", "build", "--outdir", str(dist))
     built = sorted(map(str, dist.glob("taufree-*")))
     session.run("twine", "check", "--strict", *built)
     first_block = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), flags=re.DOTALL)[0]
-    for archive in built:
+    for source in (*built, f"taufree @ git+file://{Path.cwd()}"):
         empty = dist / "empty"
         python = str(empty / "bin" / "python")
         session.run("uv", "venv", "--clear", "--python", f"{session.bin}/python", str(empty))
-        session.run("uv", "pip", "install", "--python", python, archive)
+        session.run("uv", "pip", "install", "--python", python, source)
         with session.chdir(dist):
             session.run(python, "-I", "-c", first_block, external=True)

@@ -48,7 +48,7 @@ def test_training_accumulates_without_unused_parameters(world):
         assert max(max(ranked[case]) for case in variants) < 2e-6  # of float32 encoders
 
 
-@pytest.mark.skipif(torch.__version__ < "2.9", reason="its FSDP2 sums gradients over gloo, where means are due")
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="its FSDP2 sums over gloo where it should average")
 def test_training_under_fsdp(worlds):
     assert all(max(ranked["fsdp"]) < 2e-6 for ranked in worlds[2])
 

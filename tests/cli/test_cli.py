@@ -229,7 +229,7 @@ def test_a_missing_extra_is_named_with_its_cure(tmp_path, missing, arguments):
 
 
 HEAVY = ("torch", "numpy", "lightning", "sklearn", "scipy", "pandas", "plotly", "matplotlib", "polars")
-COMMANDS = ("run", "recipes", "sequences", "figures", "diagnose", "bench", "bias", "pretrain-mlm")
+COMMANDS = ("demo", "run", "recipes", "sequences", "figures", "diagnose", "bench", "bias", "pretrain-mlm")
 
 
 def test_help_imports_nothing_heavy():

@@ -74,7 +74,7 @@ class Halves(Recipe):
     example = "taufree run halves --links free,fitted,0.05,0.1,0.5 --seeds 5"
     settings_type = HalvesSettings
     metrics: ClassVar = {
-        "recall_1": "% of 500 held-out digits whose halves find each other first, the mean of both directions",
+        "recall_1": "% of the halves of 500 held-out digits that find their other half first, of all 500",
         "recall_10": "the same, among the first ten",
     }
 
