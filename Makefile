@@ -2,10 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-core lint docs bench clean
+.PHONY: demo test test-core test-matrix package lint docs bench clean
 
 demo: .venv/cli
-	$(BIN)/taufree run digits --out runs/digits
+	$(BIN)/taufree demo
 
 # Two processes of one thread each, for most tests use no more; files with slow tests come first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -15,6 +15,12 @@ test: .venv/test
 
 test-core: .venv/test  # the losses, links and backends alone, in two minutes
 	$(PYTEST) -m "not slow" tests/links tests/backends tests/test_*.py src/taufree/links* src/taufree/backends src/taufree/*.py
+
+test-matrix: .venv/test  # every Python, the lowest and the newest versions, the core alone: see noxfile.py
+	$(BIN)/nox
+
+package: .venv/test  # the wheel and the sdist in empty environments
+	$(BIN)/nox -s package
 
 lint: .venv/test
 	$(BIN)/ruff check .
@@ -29,7 +35,7 @@ bench: .venv/test
 	$(BIN)/python -m benchmarks.speed.cpu
 
 clean:
-	rm -rf .venv runs figures dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .nox runs figures dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/%: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from taufree import InfoNCE, LogOdds, distributed, info_nce, nt_xent, sup_con
 from taufree.backends.fused import unsupported
 from taufree.contrast import Contrast
-from tests.support.rank_checks import FSDP, everything, kernels
+from tests.support.rank_checks import everything, kernels
 from tests.support.ranks import CALLS, WAYS, WORLDS, cases, start
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-10}
@@ -48,7 +48,7 @@ def test_training_accumulates_without_unused_parameters(world):
         assert max(max(ranked[case]) for case in variants) < 2e-6  # of float32 encoders
 
 
-@pytest.mark.skipif(not FSDP, reason="FSDP2 of this torch does not run on a CPU")
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="its FSDP2 sums over gloo where it should average")
 def test_training_under_fsdp(worlds):
     assert all(max(ranked["fsdp"]) < 2e-6 for ranked in worlds[2])
 

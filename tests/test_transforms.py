@@ -77,6 +77,9 @@ def test_a_link_that_measures_compiles(link):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("link", [LogOdds(), LearnableTemperature(), Cubic()], ids=repr)
 def test_exported(link, n):
+    if isinstance(link, LearnableTemperature) and torch.__version__ < "2.9":
+        pytest.skip("before PyTorch 2.9 torch.export refuses parameters that are clamped in place")
+
     class Loss(torch.nn.Module):
         def forward(self, a, b):
             return nt_xent(a, b, link=link)
@@ -108,6 +111,7 @@ def test_transformed_and_differentiated_twice(link, n):
     close(*found)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="older ones leave the graph without a word")
 def test_a_link_without_a_formula_names_what_compiles_it():
     torch._dynamo.reset()
     compiled = torch.compile(lambda a, b: nt_xent(a, b, link=Cubic()), fullgraph=True, backend="aot_eager")

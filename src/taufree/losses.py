@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.backends import exporting
 from taufree.backends.autograd import transformed
 from taufree.checks import check_bias, check_hardness, check_options, without_temperature
 from taufree.contrast import Bias
@@ -53,7 +52,7 @@ class _Loss(Gathering):
         """The loss, by its function; keeps the statistics if they are wanted."""
         if not self.track:
             return function(*tensors, **self._options(), **options)
-        tracker = None if exporting() or transformed() else Tracker()
+        tracker = None if torch.compiler.is_exporting() or transformed() else Tracker()
         loss = function(*tensors, **self._options(), **options, _tracker=tracker)
         scale = math.nan if self.link.formula is None else self.link.formula_scale()
         columns = 0 if tensors[0] is None else tensors[0].shape[-1]

@@ -1,3 +1,3 @@
 """The version of this package, for the package, its build and the results."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

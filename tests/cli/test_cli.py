@@ -7,17 +7,49 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import taufree
 from tests.support.command import ENVIRONMENT, MAIN, invoke, shell
 
 
 def test_version_and_help():
-    assert invoke("--version").output == f"taufree {taufree.__version__}\n"
+    assert invoke("--version").output.startswith(f"taufree {taufree.__version__}\n")
     page = invoke("--help")
     assert page.exit_code == 0
     assert all(command in page.output for command in ("run", "recipes", "figures", "diagnose", "bench"))
     assert "..." not in page.output.replace("[ARGS]...", "")  # no description is cut off
+
+
+def test_version_says_which_backends_can_run_and_why_others_cannot(monkeypatch):
+    lines = invoke("--version").output.splitlines()
+    assert f"PyTorch {torch.__version__}" in lines[1]
+    assert lines[3:5] == ["backend reference: can run here", "backend blockwise: can run here"]
+    if not torch.cuda.is_available():
+        assert lines[5] == "backend triton: cannot run here: the kernels run on a CUDA device, not on cpu."
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 0) if index else (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    lines = invoke("--version").output.splitlines()
+    assert lines[2] == "CUDA 12.8: 2 x H200"
+    assert lines[5] == "backend triton: can run here"  # on one of them
+
+
+def test_version_of_a_torch_that_cannot_be_imported():
+    found = shell("--version", before="sys.modules['torch'] = None")
+    assert found.returncode == 0
+    first, second = found.stdout.splitlines()
+    assert first == f"taufree {taufree.__version__}"
+    assert "PyTorch cannot be imported: " in second
+
+
+def test_the_command_is_a_module_too(tmp_path):
+    command = [sys.executable, "-m", "taufree", "run", "absent"]
+    found = subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert found.stderr.startswith("taufree: no recipe 'absent'")
 
 
 def test_help_teaches():
@@ -201,13 +233,12 @@ def test_a_missing_extra_is_named_with_its_cure(tmp_path, missing, arguments):
 
 
 HEAVY = ("torch", "numpy", "lightning", "sklearn", "scipy", "pandas", "plotly", "matplotlib", "polars")
-COMMANDS = ("run", "recipes", "sequences", "figures", "diagnose", "bench", "bias", "pretrain-mlm")
+COMMANDS = ("demo", "run", "recipes", "sequences", "figures", "diagnose", "bench", "bias", "pretrain-mlm")
 
 
-def test_help_and_version_import_nothing_heavy():
+def test_help_imports_nothing_heavy():
     pages = [
         ["--help"],
-        ["--version"],
         *([command, "--help"] for command in COMMANDS),
         ["run", "dcrec", "-h"],
     ]

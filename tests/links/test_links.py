@@ -207,7 +207,7 @@ def test_blockwise_does_not_silently_leave_untrained_what_is_no_parameter():
 
 
 def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
-    monkeypatch.setattr(fused, "_machine", lambda *_: None)
+    monkeypatch.setattr(fused, "machine", lambda *_: None)
     link = LogOdds()
     contrast = Contrast(torch.eye(4))
     assert fused.unsupported(contrast, link) is None
@@ -217,7 +217,7 @@ def test_the_kernels_refuse_to_learn_what_they_cannot(monkeypatch):
 
 
 def test_a_subclass_has_the_formula_unless_its_logit_is_its_own(monkeypatch):
-    monkeypatch.setattr(fused, "_machine", lambda *_: None)
+    monkeypatch.setattr(fused, "machine", lambda *_: None)
     contrast = Contrast(torch.eye(4))
     assert Coarse().formula == ("log-odds", 1e-2)
     assert tile_kind(Coarse()) is OddsTile

@@ -31,6 +31,14 @@ IMPLEMENTATIONS: dict[str, Backend] = {
 }
 
 
+def unavailable() -> dict[str, str | None]:
+    """Each backend, with the reason why it cannot run on this machine or None where it can."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    reasons = [fused.machine("cuda", index) for index in devices]
+    reason = None if None in reasons else [*reasons, fused.machine("cpu", None)][0]
+    return {name: reason if name == "triton" else None for name in IMPLEMENTATIONS}
+
+
 def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = False) -> str:
     """The name of the backend to use; "auto" decides by size and device, an explicit choice that cannot run
     raises.
@@ -46,12 +54,7 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
     anchors = contrast.anchors
     small = anchors.is_cuda and contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
     # torch.export follows what is no operator, as blockwise without a formula, and stops at tensors' values.
-    if not over_ranks and (small or anchors.is_meta or (link.formula is None and exporting())):
+    exporting = link.formula is None and torch.compiler.is_exporting()
+    if not over_ranks and (small or anchors.is_meta or exporting):
         return "reference"
     return "triton" if anchors.is_cuda and not fused.unsupported(contrast, link) else "blockwise"
-
-
-def exporting() -> bool:
-    """Whether torch.export follows the call."""
-    is_exporting = getattr(torch.compiler, "is_exporting", None)  # PyTorch 2.7
-    return is_exporting is not None and is_exporting()

@@ -19,13 +19,13 @@ class ContrastMeasure:
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         return moments.measure(self.contrast)
 
-    @torch.no_grad()
     def likelihood(self, link: Link) -> Likelihood:
-        if likelihood.is_one_matrix(self.contrast):
-            return likelihood.of_one_matrix(self.contrast, link)
-        sample = likelihood.AnchorSample(self.contrast, link)
-        sample.add_own()
-        return likelihood.summary(sample.sums(self.contrast.n))
+        with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
+            if likelihood.is_one_matrix(self.contrast):
+                return likelihood.of_one_matrix(self.contrast, link)
+            sample = likelihood.AnchorSample(self.contrast, link)
+            sample.add_own()
+            return likelihood.summary(sample.sums(self.contrast.n))
 
 
 class MaskMeasure:

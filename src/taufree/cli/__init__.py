@@ -27,6 +27,7 @@ def build() -> typer.Typer:
 
     from taufree.cli.bench import bench
     from taufree.cli.bias import bias
+    from taufree.cli.demo import demo
     from taufree.cli.diagnose import diagnose
     from taufree.cli.embed import embed
     from taufree.cli.figures import figures
@@ -49,7 +50,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
-    of_results, of_models = (run, report, table, merge), (embed, score)
+    of_results, of_models = (demo, run, report, table, merge), (embed, score)
     others = (recipes, sequences, figures, diagnose, bench, bias, pretrain_mlm)
     for command in (*of_results, *of_models, *others):
         app.command()(command)

@@ -1,3 +1,3 @@
 """Experiments that compare links: recipes, their training, and the report of a sweep."""
 
-RECIPES = {"digits": "digits"}
+RECIPES = {"digits": "digits", "halves": "halves"}

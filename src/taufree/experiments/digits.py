@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,30 @@ class DigitsSettings(BatchSettings):
     shift: Annotated[float, "A view is moved by up to this share of half the image."] = 0.2
     noise: Annotated[float, "The standard deviation of a view's noise; ink is 1, paper 0."] = 0.2
     neighbours: Annotated[int, "How many neighbours vote in the kNN accuracy.", Bounds(1)] = 20
+
+
+class SplitDigits(NamedTuple):
+    """Shape:
+    images, held_out: [N, 1, 8, 8], ink is 1, paper 0; labels, held_out_labels: [N].
+    """
+
+    images: Tensor
+    labels: Tensor
+    held_out: Tensor
+    held_out_labels: Tensor
+
+
+def split_digits() -> SplitDigits:
+    """The digits for training and the held-out ones, the same for every seed."""
+    # Imported here: it takes a second, and wrong settings are refused before.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    digits = load_digits()
+    images = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.as_tensor(digits.target)
+    train, held_out = train_test_split(range(len(labels)), test_size=500, random_state=0, stratify=labels)
+    return SplitDigits(images[train], labels[train], images[held_out], labels[held_out])
 
 
 class DigitsEncoder(nn.Module):
@@ -88,16 +112,7 @@ class Digits(Recipe):
     settings: DigitsSettings
 
     def load(self, data: Path | None) -> None:
-        # Imported here: it takes a second, and wrong settings are refused before.
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
-        digits = load_digits()
-        images = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-        labels = torch.as_tensor(digits.target)
-        train, held_out = train_test_split(range(len(labels)), test_size=500, random_state=0, stratify=labels)
-        self.images, self.labels = images[train], labels[train]
-        self.held_out, self.held_out_labels = images[held_out], labels[held_out]
+        self.images, self.labels, self.held_out, self.held_out_labels = split_digits()
         if self.settings.batch_size > len(self.images):
             raise ValueError(
                 f"batch_size must be at most {len(self.images)}, got {self.settings.batch_size}."

@@ -15,7 +15,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_origin
 
 from taufree import experiments
 from taufree.util.files import is_there
@@ -96,6 +96,7 @@ def _recipe_in(module: ModuleType) -> type[Recipe]:
         one
         for one in vars(module).values()
         if inspect.isclass(one)
+        and get_origin(one) is None  # to Python 3.10 dict[str, int] is a class, but not to issubclass()
         and issubclass(one, Recipe)
         and one.__module__ == module.__name__
         and not inspect.isabstract(one)

@@ -224,7 +224,7 @@ def test_on_amd_auto_does_not_choose_them(monkeypatch):
     """They have inline instructions of NVIDIA's; PyTorch calls such a device cuda, of a high capability."""
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 4))
-    assert "AMD" in backend._machine("cuda", 0)
+    assert "AMD" in backend.machine("cuda", 0)
 
 
 def test_a_rank_without_shared_negatives_keeps_the_digits_of_the_others():

@@ -22,7 +22,7 @@ def unsupported(contrast: Contrast, link: Link) -> str | None:
     # Written so that torch.compile of PyTorch 2.8 can follow: no next(), no isinstance of A | B.
     inputs = [x for x in contrast.inputs if x is not None]
     where = [*(x.device for x in inputs if not x.is_cuda), contrast.anchors.device][0]
-    if reason := _machine(where.type, where.index):
+    if reason := machine(where.type, where.index):
         return reason
     if wrong := {x.dtype for x in inputs} - {torch.float32, torch.float16, torch.bfloat16}:
         return f"the kernels take float32, float16 and bfloat16, not {wrong.pop()}."
@@ -39,7 +39,7 @@ def unsupported(contrast: Contrast, link: Link) -> str | None:
     return None
 
 
-def _machine(device: str, index: int | None) -> str | None:
+def machine(device: str, index: int | None) -> str | None:
     """Why the kernels cannot run on this machine, for inputs on that device, or None if they can."""
     try:
         import triton
@@ -49,7 +49,7 @@ def _machine(device: str, index: int | None) -> str | None:
     if triton.knobs.runtime.interpret:
         return None
     if device != "cuda":
-        return f"the kernels run on a CUDA device, the inputs are on {device}."
+        return f"the kernels run on a CUDA device, not on {device}."
     if torch.version.hip:  # where PyTorch says "cuda" as well
         return "the kernels have instructions of NVIDIA's GPUs, this is one of AMD's."
     if torch.cuda.get_device_capability(index) < (8, 0):
@@ -59,7 +59,7 @@ def _machine(device: str, index: int | None) -> str | None:
 
 # What torch.compiler.assume_constant_result does, without its import of the whole compiler: to torch.compile
 # the answer is a constant, and not code that would break the graph.
-_machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
+machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
