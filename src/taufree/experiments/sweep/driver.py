@@ -11,19 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from taufree import __version__, distributed
 from taufree.experiments.link_names import describe
-from taufree.experiments.sweep.local import Event, work
+from taufree.experiments.sweep.events import Event
+from taufree.experiments.sweep.local import work
 from taufree.experiments.sweep.results import Line, Results, line_key
 from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import LINK_SOURCE, Run, check_data, run_key, share_contents
 from taufree.util.errors import BadInputError
+
+if TYPE_CHECKING:
+    from taufree.experiments.sweep.cluster import Cluster
 
 SECONDS_BETWEEN_LINES = 60.0
 """Between two lines of a run under way, where there are no bars."""
@@ -53,6 +57,7 @@ def sweep(
     out: Path,
     *,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     console: Console,
     every: float = 30.0,
     on_result: Callable[[Line], None] = lambda line: None,
@@ -63,6 +68,7 @@ def sweep(
         runs: of any recipes and settings; workers go on from one to the next.
         out: the folder of the results and, until a run is done, of its checkpoint.
         jobs: how many runs train at the same time; they share the cores evenly.
+        cluster: trains the runs instead of processes here, as many at the same time as it has room for.
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
         on_result: called with each run's line as soon as it is there.
@@ -90,7 +96,10 @@ def sweep(
         check_data(missing)
         checkpoints = out / "checkpoints"
         made: list[Line] = []
-        events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
+        if cluster is None:
+            events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
+        else:
+            events = cluster.work(missing, out, every)
         try:
             # closing() stops the workers before the lock is given back.
             with contextlib.closing(events), Display(missing, console) as display:
@@ -203,7 +212,8 @@ class Display:
         """Bring the display up to date."""
         run, name = event.run, f"{describe(event.run.link)}, seed {event.run.seed}"
         if event.kind == "begun":
-            self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
+            if run not in self._tasks:  # a run that has lost its machine is begun again
+                self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
         elif event.kind == "note":
             if event.value not in self._noted:  # every run reads the data
                 self._noted.add(event.value)
