@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,11 @@ from taufree.experiments.sweep.storage import Storage
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
 from taufree.util.files import atomic_write
-from taufree.util.machine import choose_device
 
+PASSED_ON = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI")
+"""Variables of the driver that the nodes get too; no keys, since Ray's dashboard shows them."""
+CONNECT_SECONDS = 10.0
+"""What is not there after so many seconds is not reached."""
 MAX_DEATHS = 3
 """A run that loses its node or process so many times in a row, without getting further, has failed."""
 MAX_SUBMITTED = 500
@@ -94,11 +98,16 @@ def connect(
         device: as the user gave it; "auto" is "cuda" if a run has a share of a GPU, or if there is a GPU.
         own_files: the user's modules, which are sent to the nodes.
     """
-    if device == "mps" or (device == "cpu" and gpus) or (device == "cuda" and gpus == 0):
-        raise BadInputError(f"--device {device} does not go with --ray and --gpus-per-run {gpus or 0:g}.")
+    _check_address(address)
+    if device == "mps":
+        raise BadInputError("--device must be cpu or cuda with --ray, got mps.")
+    if gpus is not None and (device, gpus > 0) in (("cpu", True), ("cuda", False)):
+        raise BadInputError(f"--gpus-per-run {gpus:g} does not go with --device {device}.")
     shared = Storage(storage) if storage else None
     if shared:
         shared.check()
+    # Ray would print the last 20 lines of the log of a node that dies, among the results.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "Raylet is terminated|has been marked dead")
     import ray
 
     environment: dict[str, Any] = {
@@ -109,7 +118,11 @@ def connect(
     try:
         ray.init(address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray raises ConnectionError, RuntimeError, ValueError and others
-        raise BadInputError(f"no Ray cluster can be reached at {address}: {_sentence(error)}") from error
+        if address == "auto" and isinstance(error, ConnectionError):
+            sentence = "this machine is in no Ray cluster, begin one by ray start --head or name another."
+        else:
+            sentence = f"no Ray cluster can be reached at {address}: {_sentence(error)}"
+        raise BadInputError(sentence) from error
     if device == "auto":
         there = ray.cluster_resources().get("GPU", 0) if gpus is None else gpus
         device = "cuda" if there else "cpu"
@@ -118,8 +131,18 @@ def connect(
     ), device
 
 
-PASSED_ON = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI")
-"""Variables of the driver that the nodes get too; keys and passwords are not among them, for Ray shows them."""
+def _check_address(address: str) -> None:
+    """Raise a :class:`BadInputError` if nothing answers there; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address in ("auto", "local"):
+        return
+    if not host or not port.isdecimal():
+        raise BadInputError(f"--ray must be auto, local, HOST:PORT or ray://HOST:PORT, got {address!r}.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInputError(f"no Ray cluster can be reached at {address}: {reason}.") from error
 
 
 @dataclass
@@ -210,7 +233,7 @@ class _Tasks:
         except (ray.exceptions.RaySystemError, ray.exceptions.RayActorError):
             raise
         except ray.exceptions.RayError as error:
-            yield self._after_death(attempt, error)
+            yield from self._after_death(attempt, error)
             return
         if not attempt.begun:  # the news are still under way
             yield Event(attempt.run, "begun")
@@ -219,9 +242,12 @@ class _Tasks:
         if event.kind == "done" and self._cluster.storage:
             self._cluster.storage.remove(attempt.run.slug)  # the result is on the disk now
 
-    def _after_death(self, attempt: _Attempt, error: Exception) -> Event:
+    def _after_death(self, attempt: _Attempt, error: Exception) -> Iterator[Event]:
         import ray
 
+        if not attempt.begun and isinstance(error, ray.exceptions.NodeDiedError):
+            self._submit(attempt)  # Ray had a dying node in mind for it
+            return
         what = {
             ray.exceptions.NodeDiedError: "its node died",
             ray.exceptions.WorkerCrashedError: "its process died",
@@ -230,11 +256,17 @@ class _Tasks:
         attempt.deaths = 1 if attempt.epoch > attempt.epoch_at_death else attempt.deaths + 1
         attempt.epoch_at_death = attempt.epoch
         if attempt.deaths == MAX_DEATHS:
-            return Event(attempt.run, "failed", f"{what}, {MAX_DEATHS} times without getting further.")
+            if not attempt.begun:
+                yield Event(attempt.run, "begun")
+            yield Event(attempt.run, "failed", f"{what}, {MAX_DEATHS} times without getting further.")
+            return
+        begun = attempt.begun
         self._submit(attempt)
+        if not begun:  # nothing of it is lost
+            return
         name = f"{describe(attempt.run.link)}, seed {attempt.run.seed}"
         where = "its last checkpoint" if self._cluster.storage else "the beginning"
-        return Event(attempt.run, "note", f"{name}: {what}; it is run again from {where}.")
+        yield Event(attempt.run, "note", f"{name}: {what}; it is run again from {where}.")
 
     def _write(self, files: Files) -> None:
         try:
