@@ -65,6 +65,13 @@ def run(
         Path | None, typer.Option(parser=path, help="Folder of results and report.  [default: runs/RECIPE]")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 1,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated: csv and tensorboard, which write into OUT/logs, wandb, mlflow.",
+        ),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +129,7 @@ def run(
     from taufree.experiments.link_names import parse_links
     from taufree.experiments.registry import find_recipe
     from taufree.experiments.training import ranks
+    from taufree.experiments.training.trackers import check_trackers, parse_trackers
     from taufree.util.errors import BadInputError
     from taufree.util.machine import check_device, choose_device
     from taufree.util.source import own_files
@@ -133,6 +141,7 @@ def run(
         check_device(device, "32-true" if precision is None else precision)
         _check_cluster_options(ray, jobs, cpus_per_run, gpus_per_run, storage)
         check_data_folder(data)
+        trackers = () if log is None else parse_trackers(log)
         with imports():
             names = parse_links(links)
             chosen = find_recipe(recipe)
@@ -158,12 +167,13 @@ def run(
             device = choose_device(device, "32-true" if precision is None else precision)
         precision = precision or (acceleration_of(chosen).precision if device == "cuda" else "32-true")
         ranks.check(chosen, wanted, device, jobs)
+        check_trackers(trackers)
     except ValueError as error:
         ranks.wait_for_first()
         refuse(error)
     out = out or Path("runs") / chosen.name
     runs = [
-        Run(chosen.name, link, seed, wanted, precision, device, data)
+        Run(chosen.name, link, seed, wanted, precision, device, data, trackers)
         for seed in range(seeds or usual)
         for link in names
     ]
@@ -190,6 +200,8 @@ def run(
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
+        if set(trackers) & {"csv", "tensorboard"}:
+            show.print(f"Logs: {out / 'logs'}", highlight=False, markup=False)
     if outcome.refused:
         refuse(outcome.refused)
     if outcome.interrupted:

@@ -73,3 +73,15 @@ def test_what_does_not_fit_the_node_is_refused_with_its_name(run, version, sente
     event, _, _ = told(task)
     assert event.kind == "refused"
     assert event.value.startswith(f"node node-7: {sentence}")
+
+
+def test_logs_come_to_the_driver_while_the_run_trains_and_at_its_end():
+    run = Run("digits", "free", 0, RUN.settings, log=("csv",))
+    queue = SimpleQueue()
+    event, files = train_task(Task(run, 0, 1, None, every=0), queue)
+    news = [queue.get()[1] for _ in range(queue.qsize())]
+    sent = [one[f"logs/{run.slug}/metrics.csv"].count(b"\n") for one in news if isinstance(one, dict)]
+    assert event.kind == "done"
+    assert sent == [2, 3, 4]  # the header, and the epochs so far
+    assert sorted(files) == [f"logs/{run.slug}/hparams.yaml", f"logs/{run.slug}/metrics.csv"]
+    assert files[f"logs/{run.slug}/metrics.csv"].count(b"\n") == 5

@@ -31,6 +31,8 @@ class Run:
     precision: str = "32-true"
     device: str = "cpu"
     data: Path | None = None
+    log: tuple[str, ...] = ()
+    """The trackers that follow it, see :mod:`.training.trackers`."""
 
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:
