@@ -16,6 +16,7 @@ from rich.console import Console
 
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep import cluster as clusters
+from taufree.experiments.sweep import tasks
 from taufree.experiments.sweep.driver import sweep
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
@@ -143,7 +144,7 @@ def test_a_node_dies_and_nothing_is_lost_or_done_twice(two_nodes, gated, tmp_pat
 
 @pytest.mark.slow
 def test_a_run_that_kills_its_process_has_failed_in_the_end(two_nodes, gated, tmp_path, monkeypatch):
-    monkeypatch.setattr(clusters, "MAX_DEATHS", 1)
+    monkeypatch.setattr(tasks, "MAX_DEATHS", 1)
     run = run_of(0, dies=True)
     outcome = sweep(
         [run], tmp_path / "out", cluster=connected(two_nodes[0].address), console=Console(file=io.StringIO())

@@ -35,6 +35,7 @@ def test_a_run_goes_on_from_the_shared_checkpoint(tmp_path, whole, monkeypatch):
         raise Killed
 
     shared = tmp_path / "shared"
+    shared.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "put", die)
         with pytest.raises(Killed):
@@ -73,6 +74,12 @@ def test_what_does_not_fit_the_node_is_refused_with_its_name(run, version, sente
     event, _, _ = told(task)
     assert event.kind == "refused"
     assert event.value.startswith(f"node node-7: {sentence}")
+
+
+def test_a_storage_that_the_node_does_not_share_is_refused(tmp_path):
+    event, _, _ = told(Task(RUN, 0, 1, str(tmp_path / "absent"), every=30))
+    assert event.kind == "refused"
+    assert "absent is not there, it must be a folder that all nodes share." in event.value
 
 
 def test_logs_come_to_the_driver_while_the_run_trains_and_at_its_end():

@@ -88,6 +88,7 @@ class _Saved:
         self._folder, self._slug = folder, task.run.slug
         self._storage = Storage(task.storage) if task.storage else None
         if self._storage:
+            self._storage.check_shared()
             try:
                 self._storage.get(self._slug, folder)
             except Exception as error:  # a damaged file can raise anything

@@ -37,6 +37,13 @@ class Storage:
             self._files.pipe_file(probe, b"")
             self._files.rm_file(probe)
 
+    def check_shared(self) -> None:
+        """Raise a :class:`BadInputError` on a node that does not have the folder of the driver."""
+        if "file" in self._files.protocol and not self._files.exists(self._root):
+            raise BadInputError(
+                f"--storage {self.url} is not there, it must be a folder that all nodes share."
+            )
+
     def put(self, slug: str, checkpoint: Path) -> None:
         """Make a folder, which holds the newest checkpoint, the one of this run."""
         draft = f"{self._root}/.{slug}.{_writer()}.draft"

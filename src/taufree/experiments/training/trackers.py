@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,12 @@ class Trackers:
     def following(self, past: Sequence[Values]) -> Iterator[Trackers]:
         """Begin the log with the epochs ``past``, and end it when the run ends or fails."""
         for name in self._names:
-            self._try(name, lambda name=name: self._loggers.update({name: self._make(name)}))
+            self._try(name, partial(self._add, name))
         self._each(lambda logger: logger.log_hyperparams(self._settings), but=["tensorboard"])
         for epoch, values in enumerate(past, start=1):
-            self._each(lambda logger, v=values, e=epoch: logger.log_metrics(v, e), but=["wandb", "mlflow"])
+            for name in FILES:
+                if logger := self._loggers.get(name):
+                    self._try(name, partial(logger.log_metrics, values, epoch))
         try:
             yield self
         except BaseException:
@@ -114,6 +117,9 @@ class Trackers:
         self._each(lambda logger: logger.log_metrics(final, epoch), but=["tensorboard"])
         if logger := self._loggers.get("tensorboard"):  # its table of settings has the metrics beside them
             self._try("tensorboard", lambda: logger.log_hyperparams(self._settings, final, epoch))
+
+    def _add(self, name: str) -> None:
+        self._loggers[name] = self._make(name)
 
     def _make(self, name: str) -> Any:
         from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
@@ -157,7 +163,7 @@ class Trackers:
     def _each(self, action: Callable[[Any], None], but: Sequence[str] = ()) -> None:
         for name, logger in list(self._loggers.items()):
             if name not in but:
-                self._try(name, lambda logger=logger: action(logger))
+                self._try(name, partial(action, logger))
 
     def _try(self, name: str, action: Callable[[], None]) -> None:
         try:
