@@ -16,7 +16,14 @@ from taufree.experiments.sweep.tasks import Tasks, sentence_of
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
 
-PASSED_ON = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_BASE_URL", "MLFLOW_TRACKING_URI")
+PASSED_ON = (
+    "WANDB_MODE",
+    "WANDB_PROJECT",
+    "WANDB_ENTITY",
+    "WANDB_BASE_URL",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_EXPERIMENT_NAME",
+)
 """Variables of the driver that the nodes get too; no keys, since Ray's dashboard shows them."""
 CONNECT_SECONDS = 10.0
 """What is not there after so many seconds is not reached."""
