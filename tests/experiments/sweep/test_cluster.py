@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -68,17 +69,13 @@ class Gated(Digits):
 @pytest.fixture(scope="module")
 def two_nodes():
     """A cluster of two nodes with a CPU each: its head, and one that may be killed."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray is not installed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-        # No token in the home folder, as Ray makes one otherwise; other machines reach nothing of this one.
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        node = {"num_cpus": 1, "node_ip_address": "127.0.0.1"}
-        cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray is not installed")
-        cluster = cluster_utils.Cluster(
-            initialize_head=True, head_node_args={**node, "include_dashboard": False}
-        )
+        head = {"num_cpus": 1, "include_dashboard": False}
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
         try:
-            yield cluster, cluster.add_node(**node)
+            yield cluster, cluster.add_node(num_cpus=1)
         finally:
             cluster.shutdown()
 
@@ -167,7 +164,7 @@ def test_ctrl_c_cancels_and_the_same_command_goes_on(two_nodes, gated, tmp_path)
     process = subprocess.Popen(
         command,
         cwd=gated,
-        env={**ENVIRONMENT, "RAY_AUTH_MODE": "disabled"},
+        env={**os.environ, **ENVIRONMENT},  # with what Ray has put there to connect
         stderr=subprocess.PIPE,
         text=True,
         # What is started in the background ignores Ctrl-C.
