@@ -21,7 +21,7 @@ def swept(tmp_path_factory):
     """A sweep from the shell: its arguments, its folder, named like markup, and what came of it."""
     out = tmp_path_factory.mktemp("sweep") / "a[/b]"
     arguments = ["run", "digits", "--links", "free,0.5", "--seeds", "2", "--epochs", "1", "--jobs", "2"]
-    arguments += ["--batch-size", "432", "--device", "cpu", "--out", str(out)]
+    arguments += ["--batch-size", "432", "--device", "cpu", "--out", str(out), "--log", "csv"]
     return arguments, out, shell(*arguments)
 
 
@@ -42,6 +42,8 @@ def test_a_sweep_from_the_shell(swept):
     assert "2 seeds): two seeds cannot tell them apart." in found.stdout
     assert f"Report: {out / 'report.html'}" in found.stdout
     assert (out / "report.html").stat().st_size > 1e6
+    assert f"Logs: {out / 'logs'}" in found.stdout
+    assert [file.read_text().count("\n") for file in out.glob("logs/*/metrics.csv")] == [3] * 4
     assert not (out / "checkpoints").exists()
 
 
@@ -74,7 +76,7 @@ def test_a_report_that_cannot_be_written_is_bad_input(swept):
     assert "tau 0.5" in refused.stdout  # the table, which needs no disk
     assert "knn: free minus tau 0.5 is" in refused.stdout
     assert f"taufree: --out {out} cannot be written to: Is a directory." in refused.stderr
-    assert left == [".lock", "results.jsonl"]
+    assert left == [".lock", "logs", "results.jsonl"]
 
 
 @pytest.mark.slow
@@ -190,3 +192,34 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert "give the same command again to go on" in errors
     assert "Traceback" not in errors
     assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--storage", "x"], "--storage needs --ray, without which runs train on this machine."),
+        (["--gpus-per-run", "0.5"], "--gpus-per-run needs --ray, without which runs train on this machine."),
+        (["--cpus-per-run", "2"], "--cpus-per-run needs --ray, without which runs train on this machine."),
+        (["--log", "csv,tb"], "--log must be some of csv, tensorboard, wandb, mlflow, got 'tb'."),
+    ],
+)
+def test_options_of_clusters_and_trackers_that_are_wrong_are_bad_input(options, sentence, tmp_path):
+    found = invoke("run", "digits", *options, "--out", str(tmp_path / "out"))
+    assert (found.exit_code, found.stderr) == (2, f"taufree: {sentence}\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--ray", " "], "--ray must be an address or auto, got an empty one."),
+        (
+            ["--ray", "auto", "--jobs", "2"],
+            "--jobs must be 1 with --ray, where --cpus-per-run decides, got 2.",
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_cluster_is_bad_input(options, sentence, tmp_path):
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    found = invoke("run", "digits", *options, "--out", str(tmp_path / "out"))
+    assert (found.exit_code, found.stderr) == (2, f"taufree: {sentence}\n")

@@ -75,6 +75,36 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run again what OUT has, which is set aside there.")
     ] = False,
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated: csv and tensorboard, which write into OUT/logs, wandb, mlflow.",
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Train on a Ray cluster: its address, or auto for the one this machine belongs to.",
+        ),
+    ] = None,
+    cpus_per_run: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of a run on the cluster.  [default: 1]")
+    ] = None,
+    gpus_per_run: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="GPU of a run on the cluster; 0.25: four share one.  [default: 1 on CUDA]"
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Where the nodes share checkpoints: a folder, s3://BUCKET/FOLDER, ...  [default: nowhere]",
+        ),
+    ] = None,
 ) -> None:
     """Train with each link side by side, and compare.
 
@@ -83,7 +113,7 @@ def run(
     goes on where it stopped. At the end: a table, each link that has no fixed temperature minus the best
     temperature, seed by seed, and OUT/report.html. The preset quick is too short for such a verdict.
     Under torchrun all ranks train each run together, with the result of one process; a recipe that cannot do
-    so is refused.
+    so is refused. With --ray the runs are tasks of a Ray cluster, and one whose node dies is run again.
 
     \b
     Examples:
@@ -99,6 +129,7 @@ def run(
       taufree run dcrec --preset quick --data FOLDER --set dataset=beauty
       taufree run mine --set width=64                a recipe of your own: the file mine.py
       torchrun --nproc-per-node 8 --no-python taufree run imagenette
+      taufree run digits --ray auto --storage /shared/checkpoints    on all machines of a Ray cluster
 
     Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.
     """
@@ -110,15 +141,20 @@ def run(
     from taufree.experiments.registry import find_recipe
     from taufree.experiments.settings import parse_seeds
     from taufree.experiments.training import ranks
+    from taufree.experiments.training.trackers import check_trackers, parse_trackers
     from taufree.util.errors import BadInputError
     from taufree.util.machine import check_device, choose_device
+    from taufree.util.source import own_files
 
     console = Console(stderr=True, quiet=ranks.rank() > 0)
     sys.path.append(str(Path.cwd()))  # for links of one's own; last, so that it hides nothing installed
+    cluster = None
     try:
         check_device(device, "32-true" if precision is None else precision)
+        _check_cluster_options(ray, jobs, cpus_per_run, gpus_per_run, storage)
         check_data_folder(data)
         numbers = parse_seeds(seeds) if seeds is not None else None
+        trackers = () if log is None else parse_trackers(log)
         with imports():
             names = parse_links(links)
             chosen = find_recipe(recipe)
@@ -128,20 +164,34 @@ def run(
             from taufree.experiments.training.run import Run
         given = {"epochs": epochs, "batch_size": batch_size}
         wanted, usual = choose_settings(chosen, preset, given, settings or ())
-        device = choose_device(device, "32-true" if precision is None else precision)
+        if ray is not None:
+            from taufree.experiments.sweep.cluster import connect
+
+            own = own_files([chosen.__module__, *(link.partition(":")[0] for link in names if ":" in link)])
+            cluster, device = connect(
+                ray,
+                cpus=cpus_per_run or 1,
+                gpus=gpus_per_run,
+                storage=storage,
+                device=device,
+                own_files=own,
+            )
+        if device != "cuda" or cluster is None:  # there may be a GPU on the nodes alone
+            device = choose_device(device, "32-true" if precision is None else precision)
         precision = precision or (acceleration_of(chosen).precision if device == "cuda" else "32-true")
         ranks.check(chosen, wanted, device, jobs)
+        check_trackers(trackers)
     except ValueError as error:
         ranks.wait_for_first()
         refuse(error)
     out = out or Path("runs") / chosen.name
     runs = [
-        Run(chosen.name, link, seed, wanted, precision, device, data, save_model=save_model)
+        Run(chosen.name, link, seed, wanted, precision, device, data, log=trackers, save_model=save_model)
         for seed in numbers or range(usual)
         for link in names
     ]
     try:
-        outcome = sweep(runs, out, jobs=jobs, console=console, fresh=fresh)
+        outcome = sweep(runs, out, jobs=jobs, cluster=cluster, console=console, fresh=fresh)
     except BadInputError as error:
         ranks.wait_for_first()
         refuse(error)
@@ -161,6 +211,8 @@ def run(
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)
         if save_model:
             _show_models(runs, out, show, console)
+        if set(trackers) & {"csv", "tensorboard"}:
+            show.print(f"Logs: {out / 'logs'}", highlight=False, markup=False)
     if outcome.refused:
         refuse(outcome.refused)
     if outcome.interrupted:
@@ -174,6 +226,26 @@ def run(
     if outcome.failed:
         console.print(f"{len(outcome.failed)} of {len(runs)} runs failed, see above.", style="red")
         raise typer.Exit(1)
+
+
+def _check_cluster_options(
+    ray: str | None, jobs: int, cpus: int | None, gpus: float | None, storage: str | None
+) -> None:
+    """Raise a ValueError for what goes with a cluster alone, or not with one."""
+    from taufree.experiments.training import ranks
+
+    if ray is None:
+        given = {"--cpus-per-run": cpus, "--gpus-per-run": gpus, "--storage": storage}
+        for option in (option for option, value in given.items() if value is not None):
+            raise ValueError(f"{option} needs --ray, without which runs train on this machine.")
+        return
+    require("ray", "taufree[ray]")
+    if not ray.strip():
+        raise ValueError("--ray must be an address or auto, got an empty one.")
+    if jobs > 1:
+        raise ValueError(f"--jobs must be 1 with --ray, where --cpus-per-run decides, got {jobs}.")
+    if ranks.world() > 1:
+        raise ValueError("--ray must be given without torchrun: a run on a cluster trains in one process.")
 
 
 def _show_models(runs: Sequence[Run], out: Path, show: Console, console: Console) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,20 @@ def source_digest(name: str) -> str | None:
     for one in (first, *sorted(others)):
         digest.update(found[one])
     return digest.hexdigest()[:12]
+
+
+def own_files(names: Iterable[str]) -> list[Path]:
+    """The files and packages of the user's own that these modules are in, with those that they import."""
+    found: dict[str, bytes] = {}
+    for name in names:
+        if not _is_taufree(name):
+            _collect(importlib.import_module(name), found)
+    paths = set()
+    for top in {name.partition(".")[0] for name in found}:
+        module = importlib.import_module(top)
+        package = list(getattr(module, "__path__", []))
+        paths |= {Path(path) for path in package or [str(module.__file__)]}
+    return sorted(path for path in paths if not is_installed(path))
 
 
 def is_installed(path: Path) -> bool:

@@ -17,7 +17,7 @@ from taufree.experiments.digits import DigitsSettings
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep import driver
 from taufree.experiments.sweep.driver import Display, sweep
-from taufree.experiments.sweep.local import Event
+from taufree.experiments.sweep.events import Event
 from taufree.experiments.sweep.results import KEYS, OBJECTS
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from taufree.experiments.digits import DigitsSettings
-from taufree.experiments.sweep.local import reason, work
+from taufree.experiments.sweep.events import reason
+from taufree.experiments.sweep.local import work
 from taufree.experiments.training.run import Run
 
 TINY = DigitsSettings(epochs=2, batch_size=432)

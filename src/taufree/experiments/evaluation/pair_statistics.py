@@ -15,6 +15,8 @@ from taufree.distributed import all_rows
 
 BINS = 80
 """Bins of a cosine histogram; they divide [-1, 1] evenly."""
+TALLIED = ("positive_histogram", "negative_histogram", "candidates")
+"""What :class:`Tally` gives."""
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,24 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from taufree import __version__, distributed
 from taufree.experiments.link_names import describe
+from taufree.experiments.sweep.events import Event
 from taufree.experiments.sweep.here import work_here
-from taufree.experiments.sweep.local import Event, work
+from taufree.experiments.sweep.local import work
 from taufree.experiments.sweep.results import Line, Results, comparable, line_key, sweep_key
 from taufree.experiments.training import ranks
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import LINK_SOURCE, Run, check_data, share_contents
 from taufree.util.errors import BadInputError
+
+if TYPE_CHECKING:
+    from taufree.experiments.sweep.cluster import Cluster
 
 SECONDS_BETWEEN_LINES = 60.0
 """Between two lines of a run under way, where there are no bars."""
@@ -53,6 +58,7 @@ def sweep(
     out: Path,
     *,
     jobs: int = 1,
+    cluster: Cluster | None = None,
     console: Console,
     every: float = 30.0,
     fresh: bool = False,
@@ -65,6 +71,7 @@ def sweep(
         out: the folder of the results and, until a run is done, of its checkpoint.
         jobs: how many runs train at the same time; they share the cores evenly. 0: one after the other in
             this process, where they are of a user's own function.
+        cluster: trains the runs instead of processes here, as many at the same time as it has room for.
         console: where progress and warnings are shown.
         every: seconds between checkpoints.
         fresh: do all of them again; earlier results are set aside, and checkpoints are forgotten.
@@ -95,9 +102,12 @@ def sweep(
         check_data(missing)
         checkpoints = out / "checkpoints"
         made: list[Line] = []
-        events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
-        if jobs == 0:
+        if cluster is not None:
+            events = cluster.work(missing, out, every)
+        elif jobs == 0:
             events = work_here(missing)
+        else:
+            events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
         try:
             # closing() stops the workers before the lock is given back.
             with contextlib.closing(events), Display(missing, console) as display:
@@ -213,7 +223,8 @@ class Display:
         """Bring the display up to date."""
         run, name = event.run, f"{describe(event.run.link)}, seed {event.run.seed}"
         if event.kind == "begun":
-            self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
+            if run not in self._tasks:  # a run that has lost its machine is begun again
+                self._tasks[run] = self._progress.add_task(name, total=run.settings.epochs)
         elif event.kind == "note":
             if event.value not in self._noted:  # every run reads the data
                 self._noted.add(event.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from taufree.experiments.sweep.local import Event, reason
+from taufree.experiments.sweep.events import Event, reason
 from taufree.experiments.training.function import FunctionRun
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError

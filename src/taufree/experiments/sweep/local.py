@@ -13,45 +13,17 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
 
+from taufree.experiments.sweep.events import ENVIRONMENT, SHUTDOWN_SECONDS, Event, Reporter, ending, failed
 from taufree.experiments.training import ranks
 from taufree.experiments.training.run import Run
-from taufree.util.errors import BadInputError
 from taufree.util.machine import usable_cores
-
-# Variables that libraries read when a process starts; others ignore them.
-_ENVIRONMENT = {
-    # Idle OpenMP threads spin, which made runs 20 times slower where another program used the cores.
-    "GOMP_SPINCOUNT": "1000",
-    # The process keeps freed memory: asking the kernel for it again took a third of each step.
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
-}
-
-SHUTDOWN_SECONDS = 10.0
-"""After so many seconds processes that do not end are killed."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """What has happened to a run.
-
-    The value is, for ``note``, a sentence about the data; for ``epoch``, the epochs done and the loss; for
-    ``done``, the result's line; for ``failed`` and ``broken``, the reason; for ``refused``, a sentence about
-    wrong input; for ``begun``, nothing. After ``broken`` no other run is begun: another rank may wait for
-    this one forever.
-    """
-
-    run: Run
-    kind: Literal["begun", "note", "epoch", "done", "failed", "broken", "refused"]
-    value: Any = None
 
 
 @dataclass
@@ -93,7 +65,7 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
                     worker.process.join()
                     workers.remove(worker)
                     code = worker.process.exitcode
-                    event = Event(worker.run, _failed(), f"its process ended with exit code {code}")
+                    event = Event(worker.run, failed(), f"its process ended with exit code {code}")
                 if event.kind not in ("epoch", "note"):
                     worker.run = None
                 if event.kind == "broken":
@@ -110,7 +82,7 @@ def work(runs: Sequence[Run], checkpoints: Path, jobs: int, every: float) -> Gen
 
 
 def _start(checkpoints: Path, threads: int, every: float) -> _Worker:
-    for name, value in _ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Spawned, not forked: a forked process cannot use CUDA, nor threads that PyTorch has started.
     context = multiprocessing.get_context("spawn")
@@ -149,47 +121,9 @@ def _serve(pipe: Connection, checkpoints: Path, threads: int, every: float) -> N
             run: Run | None = pipe.recv()
             if run is None:
                 return
-            try:
-                reporter = _Reporter(pipe, run)
-                line = train(run, checkpoints, every=every, watch=reporter, note=reporter.note)
-            except BadInputError as error:
-                pipe.send(Event(run, "refused", str(error)))
-            except FloatingPointError as error:  # all ranks have the same loss
-                pipe.send(Event(run, "failed", str(error)))
-            except Exception as error:
-                pipe.send(Event(run, _failed(), reason(error, run.device)))
-            else:
-                pipe.send(Event(run, "done", line))
-
-
-def _failed() -> Literal["failed", "broken"]:
-    return "failed" if ranks.world() == 1 else "broken"
-
-
-def reason(error: Exception, device: str) -> str:
-    """Why a run failed: a sentence where it is no mistake in the code, else where in the code it happened."""
-    from torch import OutOfMemoryError
-
-    # PyTorch has no class of its own for the CPU's memory.
-    if isinstance(error, (MemoryError, OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return f"the {device} has too little memory for it, try a smaller --batch-size or fewer --jobs."
-    return "".join(traceback.format_exception(error))
-
-
-class _Reporter:
-    """Sends the parent the progress of a run, ten times a second at most, since epochs may be short."""
-
-    def __init__(self, pipe: Connection, run: Run) -> None:
-        self._pipe, self._run, self._next = pipe, run, 0.0
-
-    def __call__(self, epoch: int, loss: float) -> None:
-        now = time.monotonic()
-        if now >= self._next or epoch == self._run.settings.epochs:
-            self._pipe.send(Event(self._run, "epoch", (epoch, loss)))
-            self._next = now + 0.1
-
-    def note(self, sentence: str) -> None:
-        self._pipe.send(Event(self._run, "note", sentence))
+            tell = Reporter(pipe.send, run)
+            training = partial(train, run, checkpoints, every=every, watch=tell.epoch, note=tell.note)
+            pipe.send(ending(run, training))
 
 
 def _follow_parent() -> None:

@@ -33,6 +33,8 @@ class Run:
     data: Path | None = None
     save_model: bool = False
     """Whether the trained network is kept; it is the same run either way."""
+    log: tuple[str, ...] = ()
+    """The trackers that follow it, see :mod:`.training.trackers`."""
 
     @cached_property  # data that change meanwhile change nothing in a run that has begun
     def recorded_settings(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from taufree import Link
 from taufree.backends.numerics import float32_products
 from taufree.experiments.acceleration import Accelerated, Acceleration
-from taufree.experiments.evaluation.pair_statistics import Observation, Tally, temperature_at_zero
+from taufree.experiments.evaluation.pair_statistics import TALLIED, Observation, Tally, temperature_at_zero
 from taufree.experiments.evaluation.report_arrays import save_arrays
 from taufree.experiments.link_names import make_link
 from taufree.experiments.recipe import Recipe
@@ -38,6 +38,7 @@ from taufree.experiments.training.run import Run
 from taufree.experiments.training.saved_model import model_file, write_model
 from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.selection import BestEpoch
+from taufree.experiments.training.trackers import Trackers
 from taufree.util.errors import BadInputError
 from taufree.util.files import write_text
 from taufree.util.machine import hardware, silence_lightning, versions
@@ -66,7 +67,8 @@ def train(
         run: what to train.
         checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
             Beside it, in ``embeddings``, goes what the recipe keeps for the report, in ``scores`` what it
-            finds out about single examples, and in ``models`` the network, where the run saves it.
+            finds out about single examples, in ``models`` the network, where the run saves it, in ``logs`` what
+            trackers write.
         every: seconds between two checkpoints at least; they are written between epochs.
         watch: called after each epoch with the number of epochs done and the epoch's mean loss.
         note: called with each sentence that the recipe has for the user.
@@ -92,15 +94,20 @@ def train(
         training = Training(run, recipe)
     started -= training.seconds
     saved = time.monotonic()
-    while training.epoch < run.settings.epochs and not training.best.ends(training.curves):
-        loss = training.train_epoch()
-        training.seconds = time.monotonic() - started
-        # The last epoch is always saved: the evaluation that follows may take long.
-        if time.monotonic() - saved >= every or training.epoch == run.settings.epochs:
-            training.save(checkpoint)
-            saved = time.monotonic()
-        watch(training.epoch, loss)
-    metrics = training.evaluate()
+    names = run.log if training.fabric.is_global_zero else ()
+    trackers = Trackers(run, names, checkpoints.parent / "logs", training.tracker_ids, note)
+    with trackers.following([training.values(epoch) for epoch in range(1, training.epoch + 1)]):
+        while training.epoch < run.settings.epochs and not training.best.ends(training.curves):
+            loss = training.train_epoch()
+            training.seconds = time.monotonic() - started
+            trackers.log(training.values(training.epoch), training.epoch)
+            # The last epoch is always saved: the evaluation that follows may take long.
+            if time.monotonic() - saved >= every or training.epoch == run.settings.epochs:
+                training.save(checkpoint)
+                saved = time.monotonic()
+            watch(training.epoch, loss)
+        metrics = training.evaluate()
+        trackers.log_metrics(metrics, training.epoch)
     try:
         training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
         training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
@@ -155,6 +162,7 @@ class Training:
         self.epoch, self.seconds = 0, 0.0
         self.curves: dict[str, Any] = {name: [] for name in CURVES}
         self.best = BestEpoch(recipe.select_by, recipe.patience)
+        self.tracker_ids: dict[str, str] = {}
         device, acceleration = self.fabric.device, Acceleration()
         if isinstance(recipe, Accelerated):
             acceleration = recipe.accelerate(self.weights, device)
@@ -202,6 +210,16 @@ class Training:
                 self.curves.setdefault(name, []).append(value)
             self.best.update(self.curves, self.weights)
         return values[0]
+
+    def values(self, epoch: int) -> dict[str, float]:
+        """What is known of an epoch, of which the first is 1: the curves, and the figures followed."""
+        found = {name: self.curves[name][epoch - 1] for name in CURVES}
+        if found["temperature_at_zero"]:
+            found["gain"] = 0.5 / found["temperature_at_zero"]  # link'(0) is 2 gain, but for the resolution
+        if epoch % self.recipe.follow_every == 0:
+            followed = self.curves.keys() - {*CURVES, *TALLIED}
+            found |= {name: self.curves[name][epoch // self.recipe.follow_every - 1] for name in followed}
+        return found
 
     def products(self) -> AbstractContextManager[None]:
         """The precision of float32 matrix products: TF32 where the recipe allows it on a GPU."""
@@ -270,6 +288,7 @@ class Training:
         if not self.fabric.is_global_zero:
             return
         state = {"epoch": self.epoch, "seconds": self.seconds, "curves": self.curves}
+        state["trackers"] = self.tracker_ids
         parts = {name: part.state_dict() for name, part in self._parts().items()}
         checkpoint.save(self.epoch, self.weights, {**state, "parts": parts})
 
@@ -285,6 +304,7 @@ class Training:
         try:
             self.weights.load_state_dict(state["weights"])
             self.epoch, self.seconds, self.curves = state["epoch"], state["seconds"], state["curves"]
+            self.tracker_ids = state.get("trackers", {})
             self._adapt_groups(state["parts"]["optimizer"]["param_groups"])
             for name, part in self._parts().items():
                 part.load_state_dict(state["parts"][name])

@@ -1,0 +1,121 @@
+"""One run as a task of a Ray cluster: what happens on the machine that trains it.
+
+The run trains in a temporary folder. Its progress goes to the driver's queue, its checkpoints to the shared
+storage if there is one, and all other files that it leaves come back with its result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from taufree import __version__
+from taufree.experiments.sweep.events import Event, Reporter, ending
+from taufree.experiments.sweep.storage import Storage
+from taufree.experiments.training.run import Run
+from taufree.util.errors import BadInputError
+from taufree.util.machine import choose_device
+
+if TYPE_CHECKING:
+    from ray.util.queue import Queue
+
+Files = dict[str, bytes]
+"""Files by their paths below the folder of the results."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a node is asked to do. Attempts are numbered: news of one that is given up are not heard."""
+
+    run: Run
+    attempt: int
+    threads: int
+    storage: str | None
+    every: float
+    version: str = __version__
+
+
+def train_task(task: Task, queue: Queue) -> tuple[Event, Files]:
+    """Train the run, and return how it ended, with its files."""
+    run = task.run
+
+    def send(news: Event | Files) -> None:
+        queue.put((task.attempt, news))
+
+    send(Event(run, "begun"))
+    with TemporaryDirectory(prefix="taufree-", ignore_cleanup_errors=True) as folder:
+        out = Path(folder)
+        event = ending(run, partial(_train, task, out, send))
+        if event.kind == "refused":  # the driver has checked its own machine
+            event = Event(run, "refused", f"node {platform.node()}: {event.value}")
+        return event, _files(out)
+
+
+def _train(task: Task, out: Path, send: Callable[[Event | Files], None]) -> dict[str, Any]:
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    from taufree.experiments.training.trainer import train
+
+    run = task.run
+    if task.version != __version__:
+        raise BadInputError(f"taufree must be {task.version} as on the driver, got {__version__}.")
+    choose_device(run.device, run.precision)
+    torch.set_num_threads(task.threads)
+    checkpoints = out / "checkpoints"
+    saved = _Saved(task, checkpoints / run.slug, send)
+    tell = Reporter(send, run)
+
+    def watch(epoch: int, loss: float) -> None:
+        tell.epoch(epoch, loss)
+        if saved.pass_on() and (files := _files(out)):
+            send(files)
+
+    with threadpool_limits(task.threads, user_api="blas"):
+        return train(run, checkpoints, every=task.every, watch=watch, note=tell.note)
+
+
+class _Saved:
+    """The newest checkpoint of a run, here and in the shared storage."""
+
+    def __init__(self, task: Task, folder: Path, send: Callable[[Event | Files], None]) -> None:
+        self._folder, self._slug = folder, task.run.slug
+        self._storage = Storage(task.storage) if task.storage else None
+        if self._storage:
+            self._storage.check_shared()
+            try:
+                self._storage.get(self._slug, folder)
+            except Exception as error:  # a damaged file can raise anything
+                sentence = f"the checkpoint {self._slug} in {task.storage} cannot be read"
+                send(Event(task.run, "note", f"{sentence} ({type(error).__name__}); the run starts again."))
+        self._passed_on = self._newest()
+
+    def pass_on(self) -> bool:
+        """Put the newest checkpoint into the storage; returns whether there was a new one."""
+        newest = self._newest()
+        if newest is None or newest == self._passed_on:
+            return False
+        if self._storage:
+            self._storage.put(self._slug, newest)
+        self._passed_on = newest
+        return True
+
+    def _newest(self) -> Path | None:
+        return next(self._folder.glob("epoch-[0-9]*"), None)  # the others are removed when it is written
+
+
+def _files(out: Path) -> Files:
+    """All that a run has written but checkpoints and drafts."""
+    found = (file.relative_to(out) for file in sorted(out.rglob("*")) if file.is_file())
+    kept = [path for path in found if path.parts[0] != "checkpoints" and not path.name.endswith(".draft")]
+    files: Files = {}
+    for path in kept:
+        with contextlib.suppress(FileNotFoundError):  # trackers remove files of theirs at any time
+            files[path.as_posix()] = (out / path).read_bytes()
+    return files
