@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS
+from taufree.contrast import Contrast
 from taufree.links import Link, LinkLike, as_link
 from taufree.reduction import REDUCTIONS
 
@@ -77,6 +78,14 @@ def check_weights(x: Tensor | None, like: Tensor) -> None:
         check_float("weights", x, like=("the embeddings", like))
         if x.shape != like.shape[:1]:
             raise ValueError(f"weights must have shape [{like.shape[0]}], got {list(x.shape)}.")
+
+
+def check_anchor_scale(link: Link, contrast: Contrast) -> None:
+    """Raises unless a link with a scale for each anchor has one for each of the loss's."""
+    if link.per_anchor:
+        scale, anchors = link.formula_scale(), contrast.n * (2 if contrast.symmetric else 1)
+        if isinstance(scale, Tensor) and len(scale) != anchors:
+            raise ValueError(f"link must have one scale or {anchors}, one for each anchor, got {len(scale)}.")
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:

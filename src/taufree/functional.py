@@ -13,6 +13,7 @@ from taufree.backends.numerics import no_autocast
 from taufree.backends.sharded import step as sharded
 from taufree.checks import (
     check_alike,
+    check_anchor_scale,
     check_float,
     check_integers,
     check_options,
@@ -224,6 +225,7 @@ def _loss(
         found = sharded.loss(contrast, link, given, reduction, backend)
     else:
         link = link.prepare(ContrastMeasure(contrast))
+        check_anchor_scale(link, contrast)
         labelled = contrast.labels is not None and reduction != "none"
         positives = contrast.positive_count() if labelled else None
         weights = anchor_weights(reduction, contrast.n, positives, given)

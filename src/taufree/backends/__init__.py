@@ -44,6 +44,8 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
     if backend != "auto":
         return backend
     anchors = contrast.anchors
+    if over_ranks and link.per_anchor:
+        return "reference"
     small = anchors.is_cuda and contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
     # torch.export follows what is no operator, as blockwise without a formula, and stops at tensors' values.
     if not over_ranks and (small or anchors.is_meta or (link.formula is None and _exporting())):

@@ -13,7 +13,7 @@ from torch import Tensor
 from taufree.backends.numerics import chords, normalize, similarity
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype
-from taufree.links import Link
+from taufree.links import Link, by_direction
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
@@ -29,12 +29,18 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     u = normalize(contrast.anchors)
     v = u if contrast.keys is None else normalize(contrast.keys)
     every_row = slice(0, contrast.n)
+    link, column_link = by_direction(link, contrast.n)
     left_out = contrast.left_out(every_row, every_row)
 
-    negatives, in_batch = [], None
+    negatives, columns = [], None
     if contrast.in_batch:
-        in_batch = masked_logits(link, *similarity(*u, *v), left_out)
+        gap, rise = similarity(*u, *v)
+        in_batch = masked_logits(link, gap, rise, left_out)
         negatives.append(in_batch)
+        if contrast.symmetric:
+            columns = in_batch.T
+            if column_link is not link:
+                columns = masked_logits(column_link, gap.T, rise.T, None if left_out is None else left_out.T)
     if contrast.queue is not None:
         negatives.append(masked_logits(link, *similarity(*u, *normalize(contrast.queue)), None))
     if contrast.own_negatives is not None:
@@ -49,10 +55,12 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
             return by_label(logits, same, count)
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)
         return of(target, logits.masked_fill(same, -torch.inf)).where(count > 0, 0)
-    positive = link.logit(*chords(*u, *(t.roll(-contrast.shift, 0) for t in v)))
+    of_positive = chords(*u, *(t.roll(-contrast.shift, 0) for t in v))
+    positive = link.logit(*of_positive)
     losses = of(positive, logits)
-    if contrast.symmetric and in_batch is not None:
-        losses = (losses + of(positive, in_batch.T)) / 2
+    if columns is not None:
+        positive = positive if column_link is link else column_link.logit(*of_positive)
+        losses = (losses + of(positive, columns)) / 2
     return losses
 
 

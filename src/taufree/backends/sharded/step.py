@@ -48,6 +48,8 @@ from torch import Tensor
 
 from taufree.backends import choose, moments
 from taufree.backends.autograd import FirstDerivativeOnly, transforms_named, uncompiled
+from taufree.backends.cosines import CosineSums
+from taufree.backends.cosines import summary as cosines_of
 from taufree.backends.likelihood import AnchorSample
 from taufree.backends.likelihood import summary as likelihood_of
 from taufree.backends.numerics import full_precision
@@ -55,7 +57,7 @@ from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
-from taufree.links import Likelihood, Link
+from taufree.links import Cosines, Likelihood, Link
 from taufree.reduction import anchor_weights
 
 
@@ -164,7 +166,15 @@ class ShardedStep:
         sums = sample.sums(sum(self.sizes))
         return likelihood_of(self.ranks.sum(sums, "the likelihoods of all ranks"))
 
-    def _measure(self, into: moments.Squares | AnchorSample) -> None:
+    @torch.no_grad()
+    def cosines(self) -> Cosines:
+        """Those of all ranks' anchors, the same on every rank."""
+        found = CosineSums(self.contrast)
+        self._measure(found)
+        sums = self.ranks.sum(found.sums(), "the cosines of all ranks")
+        return cosines_of(sums, self.contrast.anchors.shape[1])
+
+    def _measure(self, into: moments.Squares | AnchorSample | CosineSums) -> None:
         """Adds own candidates and those of all other ranks."""
         self._start()
         into.add_own()
