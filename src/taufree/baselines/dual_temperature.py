@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from taufree import Temperature
 from taufree.baselines.scheme import Scheme, with_value
+from taufree.links import Temperature
 from taufree.links.base import check_number
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from taufree import Temperature
 from taufree.baselines.scheme import Scheme, with_value
 from taufree.distributed import all_rows
+from taufree.links import Temperature
 from taufree.links.base import check_number
 
 

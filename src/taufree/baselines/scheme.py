@@ -43,6 +43,10 @@ class Scheme(nn.Module):
         self.pairs, self.reduction = pairs, reduction
         self.gather_distributed, self.backend = gather_distributed, backend
 
+    def step(self, progress: float) -> None:
+        """Hear how much of the training is done, from 0 to 1, as a link does."""
+        self.link.step(progress)
+
     def _decoupled(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None, link: Link) -> Tensor:
         """[2N], each anchor's log(S/w): S the weights of its negatives, w that of its positive.
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from taufree import Temperature
 from taufree.baselines.scheme import Scheme
+from taufree.links import Temperature
 
 MIN_OUTPUT = -15.0  # of the network; ours: below, a temperature would be more than 3e6 times t
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree import Link, info_nce
+from taufree.baselines import Scheme
 from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.knn_and_linear import nearest
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
@@ -119,6 +120,8 @@ class CLIP(ImagesOnDevice):
         ),
     }
     select_by = "dev_rsum"
+    serves: ClassVar = frozenset()
+    pairs = True
     make_views = staticmethod(cropped_view)
 
     settings: CLIPSettings
@@ -239,9 +242,15 @@ class CLIP(ImagesOnDevice):
             box, flip, *texts = texts
             images = self._augment(self._lines_of(images), box, flip)
         image, text = model(images, texts)
+        return Step(self.loss(image, text, link, ids=ids), observe_pairs(image, text, link))
+
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
         # By their ids, captions of one image are never negatives of each other.
-        loss = info_nce(image, text, symmetric=True, ids=ids, link=link)
-        return Step(loss, observe_pairs(image, text, link))
+        ids = inputs["ids"]
+        if isinstance(link, Scheme):
+            found: Tensor = link(view_a, view_b, ids=ids)
+            return found
+        return info_nce(view_a, view_b, symmetric=True, ids=ids, link=link)
 
     def follow(self, model: nn.Module) -> dict[str, float]:
         return {"dev_rsum": recalls(*self._vectors(model, DEV))["rsum"]}
