@@ -128,21 +128,23 @@ class Digits(Recipe):
         steps = len(self.images) // self.settings.batch_size
         return CosineAnnealingLR(optimizer, self.settings.epochs * steps)
 
-    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Pairs of views [batch_size, 1, 8, 8] and the digits' numbers; every digit at most once an epoch,
-        the rest left out."""
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+        """Pairs of views [batch_size, 1, 8, 8], and the digits' numbers for schemes that need them; every
+        digit at most once an epoch, the rest left out."""
         order = torch.randperm(len(self.images), generator=generator)
         size = self.settings.batch_size
         for start in range(0, len(order) - size + 1, size):
             index = order[start : start + size]
             images = self.images[index]
-            yield self._view(images, generator), self._view(images, generator), index
+            views = self._view(images, generator), self._view(images, generator)
+            yield (*views, index) if "index" in self.needed else views
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        view_a, view_b, index = batch
-        _, projections, *more = model(torch.cat([view_a, view_b]))
+        view_a, view_b, *index = batch
+        _, projections, *uncertainty = model(torch.cat([view_a, view_b]))
         a, b = projections.chunk(2)
-        inputs = {"index": index, **({"uncertainty": more[0]} if more else {})}
+        # What a scheme of taufree.baselines may need besides; links need nothing.
+        inputs = dict(zip(sorted(self.needed), [*index, *uncertainty], strict=True))
         return Step(self.loss(a, b, link, **inputs), observe_views(a, b, link))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
