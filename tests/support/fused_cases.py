@@ -24,6 +24,13 @@ LINKS = {
     "learned": lambda: LearnableTemperature(0.1),
     "learned tau": learned_tau,
 }
+
+
+def each_tau(count):
+    """A temperature for each of so many anchors, learned."""
+    return Temperature(torch.nn.Parameter(torch.linspace(0.05, 1, count)))
+
+
 CONTRASTS = ("one-way", "symmetric", "queue", "all", "own", "views", "labels", "few labels")
 DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels")
 

@@ -11,7 +11,7 @@ import torch
 from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, info_nce, nt_xent
 from taufree.backends import fused, reference
 from taufree.contrast import Contrast
-from tests.support.fused_cases import CONTRASTS, DECOUPLED, LINKS, errors, make
+from tests.support.fused_cases import CONTRASTS, DECOUPLED, LINKS, each_tau, errors, make
 
 N, D = 18, 20  # of the interpreter, whose time goes by rows and tiles: two tiles of rows, three of both views
 CASES = {
@@ -26,6 +26,12 @@ CASES = {
     for link in ("odds", "gain", "tau", "learned")
     for name in DECOUPLED
 }
+EACH = {
+    f"each, {name}, {str(dtype)[6:]}": (name, dtype)
+    for name in ("one-way", "queue", "own", "views", "decoupled views")
+    for dtype in (torch.float32, torch.bfloat16)
+    if dtype == torch.float32 or name == "views"
+}  # a temperature for each anchor
 WEIGHTS = {"queue": None, "one-way": 0.25, "views": 0.125, "few labels": 0.5}
 
 
@@ -34,6 +40,10 @@ def agreement():
     found = {
         case: errors(name, N, D, dtype, LINKS[link](), weights=WEIGHTS.get(name, "each"))
         for case, (name, link, dtype) in CASES.items()
+    }
+    found |= {
+        case: errors(name, N, D, dtype, each_tau(2 * N if "views" in name else N))
+        for case, (name, dtype) in EACH.items()
     }
     torch.use_deterministic_algorithms(True)
     found["deterministic"] = errors("symmetric", N, D, torch.float32, LogOdds())

@@ -13,7 +13,7 @@ from taufree import LogOdds
 from taufree.backends import fused
 from taufree.contrast import Contrast
 from tests.support.fused_cases import TOLERANCE
-from tests.support.interpreted_kernels import CASES
+from tests.support.interpreted_kernels import CASES, EACH
 from tests.support.paths import ROOT
 
 
@@ -31,6 +31,11 @@ def interpreted():
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_the_reference(case, interpreted):
     assert max(interpreted[case]) < TOLERANCE[CASES[case][2]]
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_a_temperature_for_each_anchor(case, interpreted):
+    assert max(interpreted[case]) < TOLERANCE[EACH[case][1]]
 
 
 def test_a_negative_that_agrees_with_its_anchor(interpreted):
