@@ -124,6 +124,7 @@ class Shard(NamedTuple):
     x: Tensor
     groups: Tensor | None  # [K], their ids or labels; None if none are given, and for a queue
     are_anchors: bool  # whether they are anchors too, on their rank
+    scale: Tensor | None = None  # [K], their scales as anchors, if each anchor has one
 
 
 def how_many(values: Tensor) -> Tensor:

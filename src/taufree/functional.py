@@ -221,11 +221,11 @@ def _loss(
     link = check_options(link, reduction, backend, kept=False)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
+    check_anchor_scale(link, contrast)
     if gather_distributed and distributed.active():
         found = sharded.loss(contrast, link, given, reduction, backend)
     else:
         link = link.prepare(ContrastMeasure(contrast))
-        check_anchor_scale(link, contrast)
         labelled = contrast.labels is not None and reduction != "none"
         positives = contrast.positive_count() if labelled else None
         weights = anchor_weights(reduction, contrast.n, positives, given)

@@ -406,7 +406,11 @@ class BlockwiseEngine:
         if self.scales[0] is not None:
             for column, gradient in enumerate(learned):
                 assert gradient is not None
-                self._learn_anchors(gradient, cols if column else rows, bool(column))
+                if column and v is not self.v and place.across is not None:
+                    if place.across.scale_gradient is not None:
+                        place.across.scale_gradient[cols] += gradient
+                else:
+                    self._learn_anchors(gradient, cols if column else rows, bool(column))
         else:  # two ranks compute a pair of anchors of both, each with both directions: half of it each
             self._learn(learned, 0.5 if self.contrast.keys is None and v is not u else 1.0)
         if tile.near:

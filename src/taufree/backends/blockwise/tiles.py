@@ -300,6 +300,7 @@ class Direction:
         scale: Tensor | None = None,
     ) -> None:
         self.decoupled, self.scale = decoupled, scale
+        self.scale_gradient: Tensor | None = None  # of anchors that another rank holds
         self.kind, self.count = kind, count.to(dtype)
         self.positive = positive if positive is None or scale is None else positive * scale
         zeros = torch.zeros(count.shape, dtype=dtype, device=count.device)

@@ -68,6 +68,7 @@ class ShardEngine(Protocol):
     empty_sum: float  # the sum over no pair
     sum_dtype: torch.dtype
     dtype: torch.dtype  # of the result, and of gradients sent to the rank of their rows
+    of_far_scale: Tensor | None  # [K], the gradient of the last shard's scales, where each anchor has one
 
     def add_own(self) -> None:
         """The sums of own pairs."""
@@ -89,6 +90,9 @@ class ShardEngine(Protocol):
 
     def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
         """The gradients of a shard's pairs, of whose rows ``far`` [K, F] is known; for its rows if wanted."""
+
+    def add_scale_gradient(self, gradient: Tensor) -> None:
+        """What other ranks found for the scales [n] of own keys."""
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
         """The inputs' gradients, with what other ranks found for own keys and shared negatives."""
@@ -121,6 +125,7 @@ def loss(contrast: Contrast, link: Link, given: Tensor | None, reduction: str, b
         weights = weights[own.start : own.stop]
     step = ShardedStep(contrast, ranks, sizes, queues, groups, weights)
     link = link.prepare(step)
+    step.gather_scales(link)
     make: Callable[..., ShardEngine]
     if backend == "triton":
         from taufree.backends.sharded import fused  # needs Triton
@@ -142,6 +147,7 @@ class ShardedStep:
     ) -> None:  # fmt: skip
         self.contrast, self.ranks, self.sizes = contrast, ranks, sizes
         self.groups, self.weights = groups, weights
+        self.scales: Tensor | None = None  # of all ranks' anchors that are candidates, where each has one
         self.keys: Gather | Ring | None = None
         self.queue: Gather | Ring | None = None
         if contrast.in_batch:
@@ -149,6 +155,12 @@ class ShardedStep:
             self.keys = exchange(ranks, rows.detach(), sizes)
         if contrast.queue is not None and max(queues) > 0:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
+
+    def gather_scales(self, link: Link) -> None:
+        """Of anchors that are candidates of others, if the link has a scale for each anchor."""
+        if link.per_anchor and (self.contrast.symmetric or self.contrast.keys is None):
+            own = torch.as_tensor(link.formula_scale()).detach()[-self.contrast.n :]
+            self.scales = self.ranks.gather(own, self.sizes, "the scales of all ranks").wait()
 
     @torch.no_grad()
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
@@ -222,12 +234,20 @@ class ShardedStep:
         if self.keys is not None:
             known = None if far is None else far.wait()
             give_back = self.contrast.keys is not None and wanted[1]
+            of_scales = None if self.scales is None else torch.zeros_like(self.scales)
 
             def add(rows: Tensor, span: range) -> Tensor | None:
                 theirs = None if known is None else known[span.start : span.stop]
-                return engine.add_gradients(self._shard(rows, span), theirs, give_back)
+                found = engine.add_gradients(self._shard(rows, span), theirs, give_back)
+                if of_scales is not None and engine.of_far_scale is not None:
+                    of_scales[span.start : span.stop] = engine.of_far_scale
+                return found
 
             of_keys = self.keys.visit(add, engine.dtype if give_back else None)
+            # An anchor that is a key has a part of its scale's gradient on every rank, a view on its own.
+            if of_scales is not None and self.contrast.symmetric:
+                own = self.ranks.scatter(of_scales, self.sizes, "the gradients of the scales")
+                engine.add_scale_gradient(own)
         if self.queue is not None:
             of_queue = self.queue.visit(
                 lambda rows, span: engine.add_gradients(Shard(rows, None, False), None, wanted[2]),
@@ -242,7 +262,8 @@ class ShardedStep:
 
     def _shard(self, rows: Tensor, span: range) -> Shard:
         groups = None if self.groups is None else self.groups[span.start : span.stop]
-        return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None)
+        scale = None if self.scales is None else self.scales[span.start : span.stop]
+        return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None, scale)
 
 
 class _Sharded(torch.autograd.Function):
