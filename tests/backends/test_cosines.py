@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree.backends.measure import ContrastMeasure
+from taufree.backends.measure import ContrastMeasure, MaskMeasure
 from tests.support.contrasts import contrasts
 
 
@@ -35,3 +35,20 @@ def test_the_means_are_those_of_a_loop_over_the_pairs(kind):
     expected = [torch.stack(x).double().mean() for x in (positive, candidate, count)]
     torch.testing.assert_close(torch.stack(found[:3]), torch.stack(expected))
     assert found.dimensions == 5
+
+
+@pytest.mark.parametrize("kind", ["pairs", "labels"])
+def test_masks_give_the_same_means(kind):
+    contrast = contrasts(7, 5)[kind]
+    unit = torch.nn.functional.normalize
+    keys = contrast.anchors if contrast.keys is None else contrast.keys
+    cosine = unit(contrast.anchors, dim=1) @ unit(keys, dim=1).T
+    itself = torch.eye(len(cosine), dtype=torch.bool)
+    if kind == "pairs":
+        positives, negatives = itself, ~itself
+    else:
+        same = contrast.labels[:, None] == contrast.labels
+        positives, negatives = same & ~itself, ~same
+    found = MaskMeasure(1 - cosine, 1 + cosine, negatives, positives, 5).cosines()
+    expected = ContrastMeasure(contrast).cosines()
+    torch.testing.assert_close(torch.stack(found[:3]), torch.stack(expected[:3]))

@@ -105,6 +105,16 @@ def scheme_needs(name: str) -> frozenset[str] | None:
     return needs
 
 
+def scheme_settings(name: str) -> list[str]:
+    """The numbers that a user of a scheme chooses.
+
+    >>> scheme_settings("macl"), scheme_settings("pps")
+    (['tau0', 'alpha', 'a0'], [])
+    """
+    takes = inspect.signature(_scheme_class(name)).parameters.values()
+    return [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "samples"]
+
+
 def link_source(name: str) -> str | None:
     """A digest of the code of a user's own link, None for the links of this package."""
     return source_digest(name.partition(OWN)[0]) if OWN in name and not is_scheme(name) else None
@@ -164,9 +174,7 @@ def _scheme_class(name: str) -> Any:
 def _settings(name: str) -> dict[str, float]:
     """The numbers that a scheme's name gives; ValueError with one sentence for what is none of its own."""
     scheme, *given = name.split(OWN)
-    takes = inspect.signature(_scheme_class(name)).parameters.values()
-    known = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "samples"]
-    found = {}
+    known, found = scheme_settings(name), {}
     for text in given:
         key, _, value = (part.strip() for part in text.partition("="))
         try:
