@@ -48,6 +48,15 @@ def test_a_rule_sets_the_temperature_of_each_batch(made, backend):
     assert link.formula.kind == "linear"  # which the fused kernels have
 
 
+def test_a_rule_is_compiled_and_transformed():
+    link, (a, b) = PositivePairTemperature(), pairs()
+    expected = nt_xent(a, b, link=link)
+    compiled = torch.compile(lambda a, b: nt_xent(a, b, link=link), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(a, b), expected)
+    found = torch.func.grad(lambda a: nt_xent(a, b, link=link))(a.detach())
+    torch.testing.assert_close(found, torch.autograd.grad(expected, a)[0])
+
+
 def test_identical_views_leave_all_rules_finite():
     view = torch.eye(4, requires_grad=True)
     for made in RULES:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from taufree import Link, LogOdds
+from taufree import Link, LogOdds, Temperature
 from taufree.backends import fused
 from taufree.contrast import Contrast
 from tests.support.devices import require_gpu
-from tests.support.fused_cases import DECOUPLED, LINKS, TOLERANCE, errors, evaluate, make
+from tests.support.fused_cases import DECOUPLED, LINKS, TOLERANCE, each_tau, errors, evaluate, make
 
 pytestmark = require_gpu()
 
@@ -26,11 +26,13 @@ class Cubic(Link):
         ({"dtype": torch.float64}, LogOdds(), "float64"),
         ({"d": 5000}, LogOdds(), "5000"),
         ({}, LogOdds(), None),
+        ({}, Temperature(torch.ones(3)), None),
+        ({"symmetric": True}, Temperature(torch.ones(6)), "in losses of one direction"),
     ],
 )
 def test_says_what_it_cannot_do(change, link, reason):
     rows = torch.ones(3, change.get("d", 8), dtype=change.get("dtype", torch.float32), device="cuda")
-    found = fused.unsupported(Contrast(rows, rows), link)
+    found = fused.unsupported(Contrast(rows, rows, symmetric=change.get("symmetric", False)), link)
     assert found is None if reason is None else reason in found
 
 
@@ -45,6 +47,13 @@ def test_agrees_with_the_reference(shape, name, dtype):
         assert not torch.autograd.grad(value.sum(), x)[0].any()
         return
     assert max(errors(name, *shape, dtype, LogOdds(), "cuda")) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", ["one-way", "queue", "views", "decoupled views"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_temperature_for_each_anchor(name, dtype):
+    tau = each_tau(1030 if "views" in name else 515)
+    assert max(errors(name, 515, 200, dtype, tau, "cuda")) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])

@@ -113,7 +113,11 @@ class RuledTemperature(Link):
         tau = self.rule(measure.cosines())
         if self.tau.device != tau.device:
             self.tau = self.tau.to(tau.device)
-        self.tau.copy_(tau)
+        try:
+            self.tau.copy_(tau)
+        except RuntimeError as error:  # torch.func forbids changing a tensor that it was not given
+            if "captured Tensor" not in str(error):
+                raise
         return from_formula(Formula("linear"), tau.reciprocal())
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
