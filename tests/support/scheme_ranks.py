@@ -23,7 +23,7 @@ ANCHOR_CALLS = (
 
 # Batch and queue sizes by rank, and the dtype. A tensor of one temperature is that of all anchors, so that a
 # rank with a single anchor cannot give it one of its own.
-WORLDS = {2: ([6, 6], [3, 3], torch.float32), 3: ([5, 2, 7], [2, 0, 4], torch.float64)}
+WORLDS = {2: ([6, 6], [3, 3], torch.float32), 3: ([5, 5, 7], [2, 0, 4], torch.float64)}
 
 
 def anchors_of(x, call, sizes, rank):

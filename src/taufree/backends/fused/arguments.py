@@ -119,7 +119,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         gentle = not isinstance(scale, Tensor) and 0 <= scale <= MAX_EXP_SCALE
         kind = EXP if gentle and not labelled and contrast.own_negatives is None else SCALE
     if isinstance(scale, Tensor):
-        scale = scale.to(device, torch.float32).reshape(-1)
+        scale = scale.to(device, torch.float32).reshape(-1).contiguous()
     elif kind == ODDS:  # which has none
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:

@@ -18,6 +18,7 @@ what                                   when       bytes received by a rank
 batch sizes, and whether calls agree   always     24 W
 ids or labels                          if given   8 N
 weights                                if given   8 N
+scales, one for each anchor            if given   8 N, not if one-way
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
@@ -25,6 +26,7 @@ loss (all-reduce)                      mean, sum  8
 measurements (all-reduce)              measured   24
 normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
                                        one-way
+gradients of such scales, backward     symmetric  8 N, by reduce-scatter
 gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
 gradients of shared negatives          if wanted  M D x 4 (8 for float64), by reduce-scatter
 =====================================  =========  ==============================================
