@@ -112,41 +112,42 @@ def test_adap_tau():
 
 
 def isogclr_sketch(state, index, c, gamma, beta, rho, low, high, eta):
-    """Loss, and the state that follows, as the publication has it, for two views that share the state."""
-    u, tau, m = (state[name][index] for name in ("u", "tau", "m"))
-    h = c[:, 1:] - c[:, :1]
-    e = (h / tau.repeat(2)[:, None]).exp()
-    g = e.mean(1).detach().view(2, -1).mean(0)
+    """Loss and next state, as the publication has them: two views share a state, two sides do not."""
+    u, tau, m = (state[name][:, index] for name in ("u", "tau", "m"))
+    h = (c[:, 1:] - c[:, :1]).view(2, len(index), -1)
+    e = (h / tau[..., None]).exp()
+    mean = (lambda x: x.mean(0, keepdim=True)) if len(tau) == 1 else (lambda x: x)
+    g = mean(e.mean(2).detach())
     u = torch.where(u == 0, g, (1 - gamma) * u + gamma * g)
-    w = (e / u.repeat(2)[:, None]).detach()
-    loss = (w * h).mean(1)
-    change = u.log() + rho - (loss / tau.repeat(2)).detach().view(2, -1).mean(0)
+    w = (e / u[..., None]).detach()
+    loss = (w * h).mean(2)
+    change = u.log() + rho - mean((loss / tau).detach())
     m = (1 - beta) * m + beta * change.clamp(-3, 3)
     tau = (tau - eta * m).clamp(low, high)
     for name, value in (("u", u), ("tau", tau), ("m", m)):
-        state[name][index] = value
+        state[name][:, index] = value
     return loss.mean()
 
 
-def test_isogclr_keeps_a_temperature_for_each_sample_and_resumes():
-    samples = 9
-    loss = ISogCLR(samples)
-    state = {"u": torch.zeros(samples), "tau": torch.full((samples,), 0.1), "m": torch.zeros(samples)}
+@pytest.mark.parametrize("pairs", [False, True])
+def test_isogclr_keeps_a_temperature_for_each_sample_and_resumes(pairs):
+    shape, index = (2 if pairs else 1, 9), torch.tensor([3, 8, 0, 5, 1, 7])
+    loss = ISogCLR(9, pairs=pairs)
+    state = {"u": torch.zeros(shape), "tau": torch.full(shape, 0.1), "m": torch.zeros(shape)}
     state = {name: x.double() for name, x in state.items()}
-    index = torch.tensor([3, 8, 0, 5, 1, 7])
+    cosines = cosines_of_pairs if pairs else cosines_of_views
     for step in range(4):
         if step == 2:  # as a checkpoint does
-            resumed = ISogCLR(samples)
+            resumed = ISogCLR(9, pairs=pairs)
             resumed.load_state_dict(loss.state_dict())
-            loss, index = resumed, (index + 1) % samples
+            loss, index = resumed, (index + 1) % 9
         a, b = (x.detach() + 0.3 * rows(N, D, seed=step + 3) for x in views())
         a, b = a.requires_grad_(), b.requires_grad_()
-        expected = isogclr_sketch(state, index, cosines_of_views(a, b), 0.8, 0.5, 0.4, 0.05, 1.0, 0.03)
+        expected = isogclr_sketch(state, index, cosines(a, b), 0.8, 0.5, 0.4, 0.05, 1.0, 0.03)
         found = loss(a, b, index)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-        for one, other in zip(
-            torch.autograd.grad(found, (a, b)), torch.autograd.grad(expected, (a, b)), strict=True
-        ):
+        grads = (torch.autograd.grad(x, (a, b)) for x in (found, expected))
+        for one, other in zip(*grads, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(loss.tau.double(), state["tau"], rtol=1e-5, atol=1e-6)
     kept = loss.state_dict()["tau"].clone()
@@ -213,7 +214,7 @@ def test_isogclr_ends_where_the_negatives_are_rho_nats_from_uniform():
         loss(z, z, index)
     z = normalize(z, dim=1)
     for i in range(24):
-        logits = (z @ z[i]).repeat(2)[[j for j in range(48) if j % 24 != i]] / loss.tau[i].double()
+        logits = (z @ z[i]).repeat(2)[[j for j in range(48) if j % 24 != i]] / loss.tau[0, i].double()
         p = logits.softmax(0)
         assert (p * (p * len(p)).log()).sum().item() == pytest.approx(rho, abs=0.02)
 

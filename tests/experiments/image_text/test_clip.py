@@ -76,6 +76,14 @@ def test_captions_of_one_image_are_no_negatives_of_each_other(begun):
     assert loss(ids) > 1
 
 
+def test_a_temperature_for_each_image_and_for_each_text(begun):
+    training = begun("isogclr", frozen=True)
+    training.train_epoch()
+    seen = training.link.log_u.isfinite()
+    assert seen.shape == (2, training.recipe.images.training)
+    assert seen.sum(1).tolist() == [training.recipe.steps * 8] * 2
+
+
 @pytest.mark.parametrize("link", ["macl", "adap-tau", "dual"])
 def test_a_scheme_is_trained_on_pairs_and_their_ids(begun, link):
     training = begun(link, frozen=True)

@@ -120,7 +120,7 @@ class CLIP(ImagesOnDevice):
         ),
     }
     select_by = "dev_rsum"
-    serves: ClassVar = frozenset()
+    serves: ClassVar = frozenset({"index"})
     pairs = True
     make_views = staticmethod(cropped_view)
 
@@ -172,6 +172,10 @@ class CLIP(ImagesOnDevice):
                 f"The features of {len(self.images.labels)} images and {len(self.captions.texts)} captions "
                 "are computed once, before the first run: some minutes on a CPU."
             )
+
+    @property
+    def sample_count(self) -> int:
+        return self.images.training
 
     def model(self) -> nn.Module:
         chosen = self.settings
@@ -247,8 +251,8 @@ class CLIP(ImagesOnDevice):
     def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
         # By their ids, captions of one image are never negatives of each other.
         ids = inputs["ids"]
-        if isinstance(link, Scheme):
-            found: Tensor = link(view_a, view_b, ids=ids)
+        if isinstance(link, Scheme):  # an image is in a batch once, so that its number suffices
+            found: Tensor = link(view_a, view_b, **{"index" if link.needs else "ids": ids})
             return found
         return info_nce(view_a, view_b, symmetric=True, ids=ids, link=link)
 
