@@ -52,7 +52,7 @@ class LogOdds(Link):
 
     @property
     def per_anchor(self) -> bool:
-        return isinstance(self.gain, Tensor) and self.gain.dim() == 1
+        return isinstance(self.gain, Tensor) and self.gain.numel() > 1
 
     def extra_repr(self) -> str:
         return f"gain={self.gain}, resolution={self.resolution}"

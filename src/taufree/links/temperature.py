@@ -99,7 +99,7 @@ class Scaled(Link):
 
     @property
     def per_anchor(self) -> bool:
-        return self.scale.dim() == 1
+        return self.scale.numel() > 1
 
 
 class LearnableTemperature(Link):
