@@ -11,6 +11,7 @@ from taufree.backends import blockwise, reference
 from taufree.backends.blockwise import engine
 from taufree.links.log_odds import with_gain
 from tests.support.contrasts import contrasts, rows
+from tests.support.largest import Largest
 
 N, D = 7, 5
 KINDS = sorted(contrasts(N, D))
@@ -100,3 +101,11 @@ def test_a_compiled_loss_learns_each_anchors_scale():
     compiled = torch.compile(lambda tau: nt_xent(a, b, link=tau), backend="eager", fullgraph=True)
     (found,) = torch.autograd.grad(compiled(tau), tau)
     torch.testing.assert_close(found, plain)
+
+
+def test_memory_is_linear_in_the_anchors():
+    a, b = (rows(128, 2, seed=seed).requires_grad_() for seed in (0, 1))
+    tau = torch.full((256,), 0.2, dtype=torch.float64, requires_grad=True)
+    with patch.object(engine, "TILE_SIZE", 16), patch.object(engine, "KEPT_BYTES", 0), Largest() as seen:
+        nt_xent(a, b, link=tau, backend="blockwise").backward()
+    assert seen.numel < 256 * 256 // 16
