@@ -106,6 +106,7 @@ def test_a_compiled_loss_learns_each_anchors_scale():
 def test_memory_is_linear_in_the_anchors():
     a, b = (rows(128, 2, seed=seed).requires_grad_() for seed in (0, 1))
     tau = torch.full((256,), 0.2, dtype=torch.float64, requires_grad=True)
+    nt_xent(a, b, link=tau, backend="blockwise")  # the first makes the allocator keep what is freed
     with patch.object(engine, "TILE_SIZE", 16), patch.object(engine, "KEPT_BYTES", 0), Largest() as seen:
         nt_xent(a, b, link=tau, backend="blockwise").backward()
     assert seen.numel < 256 * 256 // 16
