@@ -90,8 +90,10 @@ BAD = {
     "'fast'": lambda x, i: taufree.NTXent(link="fast"),
     "link must be a Link that you keep from loss to loss, such as FittedLogOdds(), or the loss a module; "
     "got the name 'fitted'": lambda x, i: nt_xent(x, x, link="fitted"),
-    "tau must be a positive number, or a floating-point tensor of one, got a tensor of shape [2]": (
-        lambda x, i: nt_xent(x, x, link=torch.ones(2))
+    "tau must be a positive number, or a floating-point tensor of one or of one for each anchor, got a "
+    "tensor of shape [2, 1]": lambda x, i: nt_xent(x, x, link=torch.ones(2, 1)),
+    "link must have one scale or 8, one for each anchor, got 3": (
+        lambda x, i: nt_xent(x, x, link=torch.ones(3))
     ),
     "got the class LogOdds": lambda x, i: nt_xent(x, x, link=LogOdds),
     "query must be a dense tensor, got layout torch.sparse_coo": lambda x, i: info_nce(x.to_sparse(), x),

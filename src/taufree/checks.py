@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import BACKENDS
-from taufree.contrast import Bias
+from taufree.contrast import Bias, Contrast
 from taufree.links import Link, LinkLike, as_link
 from taufree.links.base import check_number
 from taufree.reduction import REDUCTIONS
@@ -110,6 +110,17 @@ def check_bias(x: object) -> Bias:
             f"{list(x.shape)} and dtype {x.dtype}."
         )
     return Bias(0.0, x.reshape(()), False)
+
+
+def check_anchor_scale(link: Link, contrast: Contrast) -> None:
+    """Raises unless a link with a scale for each anchor has one for each of the loss's."""
+    if link.per_anchor:
+        if contrast.hardness or contrast.bias is not None:
+            loss = "hardness" if contrast.hardness else "the sigmoid loss"
+            raise ValueError(f"link must have one scale for all anchors with {loss}, got one for each.")
+        scale, anchors = link.formula_scale(), contrast.n * (2 if contrast.symmetric else 1)
+        if isinstance(scale, Tensor) and len(scale) != anchors:
+            raise ValueError(f"link must have one scale or {anchors}, one for each anchor, got {len(scale)}.")
 
 
 def check_integers(name: str, x: Tensor, like: Tensor) -> None:

@@ -176,6 +176,7 @@ class Shard(NamedTuple):
     groups: Tensor | None  # [K], their ids or labels; None if none are given
     are_anchors: bool  # whether they are anchors too, on their rank
     tally: Tally | None = None  # theirs, if they are anchors too and the pairs are tracked
+    scale: Tensor | None = None  # [K], their scales as anchors, if each anchor has one
 
 
 def how_many(labels: Tensor, key_labels: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from taufree.backends.numerics import chords, no_autocast, normalize
 from taufree.backends.sharded import step as sharded
 from taufree.checks import (
     check_alike,
+    check_anchor_scale,
     check_bias,
     check_float,
     check_hardness,
@@ -352,6 +353,7 @@ def _loss(
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
     distributed.check_gather(gather_distributed)
+    check_anchor_scale(link, contrast)
     if contrast.hardness and scale_hardness:
         with torch.no_grad():
             contrast = replace(contrast, offsets=_mean_factors(contrast, gather_distributed, backend))

@@ -55,6 +55,7 @@ class _Loss(Gathering):
         tracker = None if torch.compiler.is_exporting() or transformed() else Tracker()
         loss = function(*tensors, **self._options(), **options, _tracker=tracker)
         scale = math.nan if self.link.formula is None else self.link.formula_scale()
+        scale = scale.mean() if isinstance(scale, Tensor) else scale  # where each anchor has one
         columns = 0 if tensors[0] is None else tensors[0].shape[-1]
         self.stats = None if tracker is None else tracker.stats(scale, columns, loss)
         return loss

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature
+from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, baselines
 from taufree.experiments import link_names
 from taufree.experiments.link_names import describe, in_order, make_link, parse_links
 from taufree.links import named
@@ -32,7 +32,8 @@ def test_names_make_links():
 )
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(
-        ValueError, match=r"free, fitted, calibrated, learnable, gain=G .*, or a positive temperature, got "
+        ValueError,
+        match=r"free, fitted, calibrated, learnable, macl, .*, gain=G .*, or a positive temperature, got ",
     ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
@@ -79,6 +80,39 @@ def test_order_and_words():
     assert in_order(set(names)) == names
     words = ["free", "tau 2", "tau 10", "calibrated", "gain 2", "learnable tau", "mine:Cubic"]
     assert [describe(name) for name in names] == words
+
+
+def test_schemes_by_name_with_settings_of_their_own():
+    names = parse_links("macl, macl:alpha=0.30:tau0=0.1,dual:tau=2e-1,isogclr:rho=1,cauchy")
+    assert names == ("macl", "macl:tau0=0.1:alpha=0.3", "dual:tau=0.2", "isogclr:rho=1", "cauchy")
+    assert [link_names.temperature_of(name) for name in names] == [None] * 5
+    assert [link_names.link_source(name) for name in names] == [None] * 5
+    made = make_link("macl:tau0=0.1:alpha=0.3", pairs=True)
+    assert (made.link.tau0, made.link.alpha, made.pairs) == (0.1, 0.3, True)
+    assert make_link("isogclr", samples=7, pairs=True).tau.shape == (2, 7)
+    assert set(link_names.SCHEMES.values()) <= set(baselines.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "macl:beta=1",
+            "links has 'macl:beta=1', but macl takes tau0=NUMBER and alpha=NUMBER and a0=NUMBER, "
+            "got 'beta=1'.",
+        ),
+        (
+            "dual:tau=low",
+            "links has 'dual:tau=low', but dual takes tau=NUMBER and between=NUMBER, got 'tau=low'.",
+        ),
+        ("pps:tau=1", "links has 'pps:tau=1', but pps takes no settings, got 'tau=1'."),
+        ("dystress:low=-1", "links has 'dystress:low=-1': low must be a positive number, got -1.0."),
+    ],
+)
+def test_settings_that_a_scheme_does_not_have_get_one_sentence(name, sentence):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        parse_links(name)
+    assert str(error.value) == sentence
 
 
 def test_the_names_are_those_of_the_losses():

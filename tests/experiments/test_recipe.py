@@ -7,7 +7,7 @@ import pytest
 from taufree.experiments.acceleration import Accelerated
 from taufree.experiments.digits import Digits
 from taufree.experiments.recipe import Recipe, choose_settings
-from taufree.experiments.registry import find_recipe, recipe_names
+from taufree.experiments.registry import check_links, find_recipe, recipe_names
 from taufree.experiments.settings import list_settings
 
 
@@ -29,6 +29,19 @@ def test_the_one_to_copy_needs_the_eight_methods_and_no_acceleration():
     methods = {name for name, _ in inspect.getmembers(Recipe, inspect.isfunction) if name != "__init__"}
     defined = {name for name in vars(Digits) if name in methods}
     assert defined == {"load", "model", "optimizer", "scheduler", "batches", "step", "evaluate"}  # and loss
+
+
+def test_a_scheme_that_a_recipe_cannot_serve_is_refused_with_those_that_can():
+    check_links(Digits, ("free", "macl", "isogclr", "tau-net", "dystress"))
+    check_links(find_recipe("sentences"), ("free", "dystress", "pps", "schedule:periods=1"))
+    with pytest.raises(
+        ValueError, match=r"the recipe clip cannot be trained with tau-net; these can: digits\."
+    ):
+        check_links(find_recipe("clip"), ("free", "isogclr", "tau-net"))
+    with pytest.raises(
+        ValueError, match=r"the recipe sentences .* with macl:alpha=0.2; these can: .*, digits, "
+    ):
+        check_links(find_recipe("sentences"), ("macl:alpha=0.2",))
 
 
 def test_a_preset_yields_to_what_is_given():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from taufree import Link, LogOdds
+from taufree import Link, LogOdds, Temperature
 from taufree.backends import fused
 from taufree.contrast import Bias, Contrast
 from tests.support.devices import require_gpu
@@ -12,6 +12,7 @@ from tests.support.fused_cases import (
     LINKS,
     SIGMOID,
     TOLERANCE,
+    each_tau,
     errors,
     evaluate,
     make,
@@ -35,11 +36,13 @@ class Cubic(Link):
         ({"dtype": torch.float64}, LogOdds(), "float64"),
         ({"d": 5000}, LogOdds(), "5000"),
         ({}, LogOdds(), None),
+        ({}, Temperature(torch.ones(3)), None),
+        ({"symmetric": True}, Temperature(torch.ones(6)), "in losses of one direction"),
     ],
 )
 def test_says_what_it_cannot_do(change, link, reason):
     rows = torch.ones(3, change.get("d", 8), dtype=change.get("dtype", torch.float32), device="cuda")
-    found = fused.unsupported(Contrast(rows, rows), link)
+    found = fused.unsupported(Contrast(rows, rows, symmetric=change.get("symmetric", False)), link)
     assert found is None if reason is None else reason in found
 
 
@@ -61,6 +64,13 @@ def test_agrees_with_the_reference(shape, name, dtype):
 @pytest.mark.parametrize(("link", "dtype"), [("odds", torch.float32), ("tau", torch.bfloat16)], ids=str)
 def test_statistics_agree_with_the_reference(shape, name, link, dtype):
     assert tracked_error(name, *shape, dtype, LINKS[link](), "cuda") < 1e-5
+
+
+@pytest.mark.parametrize("name", ["one-way", "queue", "views", "decoupled views"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_temperature_for_each_anchor(name, dtype):
+    tau = each_tau(1030 if "views" in name else 515)
+    assert max(errors(name, 515, 200, dtype, tau, "cuda")) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", ["symmetric", "views", "all", "few labels"])

@@ -35,6 +35,11 @@ HARD = ("hard all", "hard own", "hard labels")
 SIGMOID = ("sigmoid", "sigmoid number", "sigmoid learned")
 
 
+def each_tau(count):
+    """A temperature for each of so many anchors, learned."""
+    return Temperature(torch.nn.Parameter(torch.linspace(0.05, 1, count)))
+
+
 def make(name, n, d, dtype, device="cpu"):
     """The leaves of a case, and the contrast over given leaves."""
     generator = torch.Generator().manual_seed(0)

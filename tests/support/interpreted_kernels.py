@@ -28,6 +28,7 @@ from tests.support.fused_cases import (
     HARD,
     LINKS,
     SIGMOID,
+    each_tau,
     errors,
     make,
     tracked_error,
@@ -72,6 +73,12 @@ TRACKED = {
     for link, dtype in (("odds", torch.float32), ("gain", torch.float32), ("tau", torch.bfloat16))
     for name in CONTRASTS
 }
+EACH = {
+    f"each, {name}, {str(dtype)[6:]}": (name, dtype)
+    for name in ("one-way", "queue", "own", "views", "decoupled views")
+    for dtype in (torch.float32, torch.bfloat16)
+    if dtype == torch.float32 or name == "views"
+}  # a temperature for each anchor
 
 
 def agreement():
@@ -79,6 +86,10 @@ def agreement():
     found = {
         case: errors(name, N, D, dtype, LINKS[link](), weights=WEIGHTS.get(name, "each"))
         for case, (name, link, dtype) in CASES.items()
+    }
+    found |= {
+        case: errors(name, N, D, dtype, each_tau(2 * N if "views" in name else N))
+        for case, (name, dtype) in EACH.items()
     }
     torch.use_deterministic_algorithms(True)
     found["deterministic"] = errors("symmetric", N, D, torch.float32, LogOdds())

@@ -47,11 +47,16 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
     but for up to 2^14 pairs (128 anchors) in one process the reference, which is as quick there. On the meta
     device, which has shapes alone, only the reference never needs the value of a tensor.
     """
-    if backend == "triton" and (reason := fused.unsupported(contrast, link)):
+    reason = fused.unsupported(contrast, link) if backend == "triton" else None
+    if backend == "triton" and over_ranks and link.per_anchor:
+        reason = "over ranks the kernels take one scale for all anchors."
+    if reason:
         raise ValueError(f'backend="triton" cannot compute this loss: {reason}')
     if backend != "auto":
         return backend
     anchors = contrast.anchors
+    if over_ranks and link.per_anchor:
+        return "blockwise"
     small = anchors.is_cuda and contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
     # torch.export follows what is no operator, as blockwise without a formula, and stops at tensors' values.
     exporting = link.formula is None and torch.compiler.is_exporting()

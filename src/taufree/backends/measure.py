@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends import likelihood, moments
+from taufree.backends import cosines, likelihood, moments
 from taufree.contrast import Contrast
-from taufree.links import Likelihood, Link
+from taufree.links import Cosines, Likelihood, Link
 
 
 class ContrastMeasure:
@@ -18,6 +18,12 @@ class ContrastMeasure:
 
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         return moments.measure(self.contrast)
+
+    @torch.no_grad()
+    def cosines(self) -> Cosines:
+        found = cosines.CosineSums(self.contrast)
+        found.add_own()
+        return cosines.summary(found.sums(), self.contrast.anchors.shape[1])
 
     def likelihood(self, link: Link) -> Likelihood:
         with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
@@ -46,6 +52,12 @@ class MaskMeasure:
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         squares = ((self.rise - self.gap) / 2).square().masked_fill(~self.negatives, 0)
         return moments.summary(moments.sums(squares.sum(1), self.negatives.sum(1)), self.dimensions)
+
+    @torch.no_grad()
+    def cosines(self) -> Cosines:
+        values, masks = (self.rise - self.gap) / 2, (self.positives, self.positives | self.negatives)
+        parts = [x for mask in masks for x in (values.masked_fill(~mask, 0).sum(1), mask.sum(1))]
+        return cosines.summary(cosines.sums(*parts), self.dimensions)
 
     @torch.no_grad()
     def likelihood(self, link: Link) -> Likelihood:

@@ -68,14 +68,14 @@ class Squares:
         self.contrast = contrast
         self.dtype = result_dtype(*contrast.inputs)
         self.groups = contrast.groups
-        self.u = self._unit(contrast.anchors)
+        self.u = unit_rows(contrast.anchors, self.dtype)
         self.total, self.count = self.u.new_zeros(2, len(self.u))
 
     def add_own(self) -> None:
         """All candidates that the contrast itself holds."""
         contrast, n = self.contrast, len(self.u)
         if contrast.in_batch:
-            keys = self.u if contrast.keys is None else self._unit(contrast.keys)
+            keys = self.u if contrast.keys is None else unit_rows(contrast.keys, self.dtype)
             self._add(keys, contrast.key_groups)
             if self.groups is None:  # no negatives: the positive, and the anchor itself
                 shifts = [0, contrast.shift] if contrast.keys is None else [contrast.shift]
@@ -92,14 +92,14 @@ class Squares:
         if contrast.own_negatives is not None:
             own = contrast.own_negatives
             for part in parts_of(n, own.shape[1] * own.shape[2], MAX_NUMBERS):
-                cosines = (self._unit(own[part]) * self.u[part, None]).sum(-1)
+                cosines = (unit_rows(own[part], self.dtype) * self.u[part, None]).sum(-1)
                 self.total[part] += cosines.square().sum(1)
             self.count += own.shape[1]
 
     def add(self, rows: Tensor, groups: Tensor | None = None) -> None:
         """Candidates [M, D]; with their groups [M], those of the anchor's own group do not count."""
         if len(rows):
-            self._add(self._unit(rows), groups)
+            self._add(unit_rows(rows, self.dtype), groups)
 
     def _add(self, v: Tensor, groups: Tensor | None) -> None:
         """Unit rows [M, D]."""
@@ -124,23 +124,25 @@ class Squares:
         """What :func:`sums` gives for all that was added."""
         return sums(self.total, self.count)
 
-    def _unit(self, x: Tensor) -> Tensor:
-        """Unit rows of the sums' dtype, some at a time: they come from float64, where no square overflows."""
-        x = x.detach()
-        parts = parts_of(len(x), x[:1].numel(), MAX_NUMBERS)
-        if len(parts) == 1:
-            return self._unit_part(x)
-        unit = x.new_empty(x.shape, dtype=self.dtype)
-        for part in parts:
-            unit[part] = self._unit_part(x[part])
-        return unit
 
-    def _unit_part(self, x: Tensor) -> Tensor:
-        """As :func:`normalize` has them, with a third of its kernels where float64 is wide enough."""
-        if x.dtype == torch.float64:
-            return normalize(x)[0]
-        wide = x.to(wide_dtype(x.device))
-        return torch.nn.functional.normalize(wide, dim=-1, eps=shortest(x.dtype)).to(self.dtype)
+def unit_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Unit rows of that dtype, some at a time: they come from float64, where no square overflows."""
+    x = x.detach()
+    parts = parts_of(len(x), x[:1].numel(), MAX_NUMBERS)
+    if len(parts) == 1:
+        return _unit_part(x, dtype)
+    unit = x.new_empty(x.shape, dtype=dtype)
+    for part in parts:
+        unit[part] = _unit_part(x[part], dtype)
+    return unit
+
+
+def _unit_part(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As :func:`normalize` has them, with a third of its kernels where float64 is wide enough."""
+    if x.dtype == torch.float64:
+        return normalize(x)[0]
+    wide = x.to(wide_dtype(x.device))
+    return torch.nn.functional.normalize(wide, dim=-1, eps=shortest(x.dtype)).to(dtype)
 
 
 def parts_of(rows: int, width: int, room: int) -> list[slice]:

@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 from taufree.backends.numerics import chords, normalize, similarity
 from taufree.contrast import Bias, Contrast
 from taufree.dtypes import result_dtype
-from taufree.links import Link
+from taufree.links import Link, by_direction
 from taufree.stats import Tally, add_tile, masked
 
 
@@ -32,17 +32,24 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     """The loss of each anchor, [N]."""
     u = normalize(contrast.anchors)
     v = u if contrast.keys is None else normalize(contrast.keys)
+    link, column_link = by_direction(link, contrast.n)
     every_row, every_key = slice(0, contrast.n), slice(0, contrast.m)
     left_out = contrast.left_out(every_row, every_key)
 
     negatives: list[Tensor] = []
     gaps: list[tuple[Tensor, Tensor | None]] = []
-    in_batch = None
+    columns = None
     if contrast.in_batch:
         gap, rise = similarity(*u, *v)
         in_batch = masked_logits(link, gap, rise, left_out, contrast.hardness)
         negatives.append(in_batch)
         gaps.append((gap, left_out))
+        if contrast.symmetric:
+            columns = in_batch.T
+            if column_link is not link:
+                columns = masked_logits(column_link, gap.T, rise.T, None if left_out is None else left_out.T)
+            if contrast.offsets is not None:
+                columns = columns - contrast.offsets[1][:, None]
     if contrast.queue is not None:
         same_id = None
         if contrast.ids is not None and contrast.queue_ids is not None:
@@ -68,15 +75,15 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
             return by_label(logits, same, count)
         target = logits.where(same, 0).sum(1) / count.clamp(min=1)
         return of(target, logits.masked_fill(same, -torch.inf)).where(count > 0, 0)
-    cosine, gap, rise = chords(*u, *(t.roll(-contrast.shift, 0) for t in v))
-    track(contrast, gaps, None, cosine)
-    positive = link.logit(cosine, gap, rise)
+    of_positive = chords(*u, *(t.roll(-contrast.shift, 0) for t in v))
+    track(contrast, gaps, None, of_positive[0])
+    positive = link.logit(*of_positive)
     if contrast.bias is not None:
         return _questions(positive, logits, contrast.bias)
     losses = of(positive, logits)
-    if contrast.symmetric and in_batch is not None:
-        across = in_batch.T if contrast.offsets is None else in_batch.T - contrast.offsets[1][:, None]
-        losses = (losses + of(positive, across)) / 2
+    if columns is not None:
+        positive = positive if column_link is link else column_link.logit(*of_positive)
+        losses = (losses + of(positive, columns)) / 2
     return losses
 
 

@@ -29,8 +29,10 @@ def run(
     links: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: free, fitted, calibrated, learnable, gain=2, a temperature, or "
-            "MODULE:CLASS, a taufree.Link of your own, also from the current folder."
+            help="Comma-separated: free, fitted, calibrated, learnable, gain=2, a temperature, a scheme of "
+            "taufree.baselines (macl, dystress, schedule, dual, tau-net, isogclr, pps, vmf, adap-tau, "
+            "cauchy; with settings macl:tau0=0.1:alpha=0.5), or MODULE:CLASS, a taufree.Link of your own, "
+            "also from the current folder."
         ),
     ] = "free,0.1,0.25,0.5,1,learnable",
     preset: Annotated[str, typer.Option(help="full, or quick for a look in a minute.")] = "full",
@@ -122,6 +124,7 @@ def run(
       taufree run digits --seeds 5:10 --out runs/more    on another machine; then taufree merge
       taufree run digits --epochs 200 --set noise=0.1 --jobs 2 --out runs/long
       taufree run digits --links free,mine:Cubic     a link of your own: the class Cubic in mine.py
+      taufree run digits --links free,macl,schedule:periods=2      temperature schemes of the field
       taufree run citeseer --preset quick            a graph; without the preset as in the paper
       taufree run imagenette --preset quick          images; without the preset 800 epochs, for a GPU
       taufree run images --data FOLDER --links free,0.5
@@ -138,7 +141,7 @@ def run(
         require(package, "taufree[cli]")
     # These imports, and what comes before the others below, do without torch, which takes seconds.
     from taufree.experiments.link_names import parse_links
-    from taufree.experiments.registry import find_recipe
+    from taufree.experiments.registry import check_links, find_recipe
     from taufree.experiments.settings import parse_seeds
     from taufree.experiments.training import ranks
     from taufree.experiments.training.trackers import check_trackers, parse_trackers
@@ -158,6 +161,7 @@ def run(
         with imports():
             names = parse_links(links)
             chosen = find_recipe(recipe)
+            check_links(chosen, names)
             from taufree.experiments.acceleration import acceleration_of
             from taufree.experiments.recipe import choose_settings
             from taufree.experiments.sweep.driver import sweep

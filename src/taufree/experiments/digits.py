@@ -73,9 +73,12 @@ def split_digits() -> SplitDigits:
 
 
 class DigitsEncoder(nn.Module):
-    """8 x 8 digits to 16 features, and those to the 32 numbers that the loss compares."""
+    """8 x 8 digits to 16 features, and those to the 32 numbers that the loss compares.
 
-    def __init__(self, width: int = 256) -> None:
+    With ``uncertainty`` the projector has one more output, for the scheme TaU.
+    """
+
+    def __init__(self, width: int = 256, uncertainty: bool = False) -> None:
         super().__init__()
         self.encoder = nn.Sequential(
             nn.Flatten(),
@@ -88,11 +91,15 @@ class DigitsEncoder(nn.Module):
             nn.Linear(width, 16),
         )
         self.projector = nn.Sequential(nn.ReLU(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32))
+        # Last, so that all other weights of a seed are the same with and without it.
+        self.uncertainty = nn.Linear(64, 1) if uncertainty else None
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [N, 16] and projections [N, 32] of images [N, 1, 8, 8]."""
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Features [N, 16] and projections [N, 32] of images [N, 1, 8, 8], and their uncertainties [N]."""
         features = self.encoder(images)
-        return features, self.projector(features)
+        hidden = self.projector[:-1](features)
+        found = features, self.projector[-1](hidden)
+        return found if self.uncertainty is None else (*found, self.uncertainty(hidden).squeeze(1))
 
 
 class Digits(Recipe):
@@ -108,6 +115,7 @@ class Digits(Recipe):
 
     presets: ClassVar = {"full": Preset(seeds=3), "quick": Preset(seeds=2, settings={"epochs": 5})}
     independent_rows = True
+    serves: ClassVar = frozenset({"index", "uncertainty"})
 
     settings: DigitsSettings
 
@@ -118,8 +126,12 @@ class Digits(Recipe):
                 f"batch_size must be at most {len(self.images)}, got {self.settings.batch_size}."
             )
 
+    @property
+    def sample_count(self) -> int:
+        return len(self.images)
+
     def model(self) -> nn.Module:
-        return DigitsEncoder()
+        return DigitsEncoder(uncertainty="uncertainty" in self.needed)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         chosen = self.settings
@@ -131,18 +143,24 @@ class Digits(Recipe):
         steps = len(self.images) // self.settings.batch_size
         return CosineAnnealingLR(optimizer, self.settings.epochs * steps)
 
-    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of views [batch_size, 1, 8, 8]; every digit at most once an epoch, the rest left out."""
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+        """Pairs of views [batch_size, 1, 8, 8], and the digits' numbers for schemes that need them; every
+        digit at most once an epoch, the rest left out."""
         order = torch.randperm(len(self.images), generator=generator)
         size = self.settings.batch_size
         for start in range(0, len(order) - size + 1, size):
-            images = self.images[order[start : start + size]]
-            yield self._view(images, generator), self._view(images, generator)
+            index = order[start : start + size]
+            images = self.images[index]
+            views = self._view(images, generator), self._view(images, generator)
+            yield (*views, index) if "index" in self.needed else views
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        view_a, view_b = batch
-        a, b = model(torch.cat([view_a, view_b]))[1].chunk(2)
-        return Step(self.loss(a, b, link), observe_views(a, b, link))
+        view_a, view_b, *index = batch
+        _, projections, *uncertainty = model(torch.cat([view_a, view_b]))
+        a, b = projections.chunk(2)
+        # What a scheme of taufree.baselines may need besides; links need nothing.
+        inputs = dict(zip(sorted(self.needed), [*index, *uncertainty], strict=True))
+        return Step(self.loss(a, b, link, **inputs), observe_views(a, b, link))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         bank, features = (model(images)[0].float().cpu() for images in (self.images, self.held_out))

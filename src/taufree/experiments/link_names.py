@@ -6,8 +6,9 @@ Torch comes with a link that is made, not with its name: a wrong one is refused 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import taufree
 from taufree.util.source import source_digest
@@ -22,10 +23,23 @@ NAMED_LINKS = {
     "learnable": "LearnableTemperature",
 }
 """Each with its class of :mod:`taufree`."""
+SCHEMES = {
+    "macl": "MACL",
+    "dystress": "DySTreSS",
+    "schedule": "TemperatureSchedule",
+    "dual": "DualTemperature",
+    "tau-net": "TaU",
+    "isogclr": "ISogCLR",
+    "pps": "PositivePairTemperature",
+    "vmf": "VonMisesFisherTemperature",
+    "adap-tau": "AdapTau",
+    "cauchy": "Cauchy",
+}
+"""Each with its class of :mod:`taufree.baselines`; ``macl:alpha=0.3`` has a setting of its own."""
 GAIN = "gain="
 """How the name of a free link with a gain of its own begins."""
 OWN = ":"
-"""What is in the name of a user's own link, ``module:Class``."""
+"""What is in the name of a user's own link, ``module:Class``, and before the settings of a scheme."""
 
 
 def parse_links(text: str) -> tuple[str, ...]:
@@ -40,12 +54,21 @@ def parse_links(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def make_link(name: str) -> Link:
-    """A fresh link of that name.
+def make_link(name: str, *, pairs: bool = False, samples: int | None = None) -> Any:
+    """A fresh link of that name, or a :class:`taufree.baselines.Scheme`, over the batches of all ranks.
 
-    >>> make_link("0.1"), make_link("gain=2")
-    (Temperature(tau=0.1), LogOdds(gain=2.0, resolution=0.0001))
+    Args:
+        pairs: whether the recipe's views are of different kinds, see the scheme.
+        samples: how many there are, for schemes that remember something of each.
+
+    >>> make_link("0.1"), make_link("gain=2"), make_link("dystress:low=0.1")
+    (Temperature(tau=0.1), LogOdds(gain=2.0, resolution=0.0001), DySTreSS(low=0.1, high=0.2))
     """
+    if is_scheme(name):
+        made = _scheme_class(name)
+        takes = inspect.signature(made).parameters
+        recipes = {"pairs": pairs, "samples": samples, "gather_distributed": True}
+        return made(**{key: value for key, value in recipes.items() if key in takes}, **_settings(name))
     if OWN in name:
         return _imported(name)
     if name.startswith(GAIN):
@@ -53,18 +76,48 @@ def make_link(name: str) -> Link:
     tau = temperature_of(name)
     if tau is not None:
         return taufree.Temperature(tau)
-    made: Link = getattr(taufree, NAMED_LINKS[name])()
-    return made
+    return getattr(taufree, NAMED_LINKS[name])()
 
 
 def temperature_of(name: str) -> float | None:
     """The fixed temperature of a link, None for the links that have none."""
-    return None if name in NAMED_LINKS or name.startswith(GAIN) or OWN in name else float(name)
+    if name in NAMED_LINKS or is_scheme(name) or name.startswith(GAIN) or OWN in name:
+        return None
+    return float(name)
+
+
+def is_scheme(name: str) -> bool:
+    """Whether it is one of :mod:`taufree.baselines`.
+
+    >>> is_scheme("macl:tau0=0.2"), is_scheme("free")
+    (True, False)
+    """
+    return name.partition(OWN)[0] in SCHEMES
+
+
+def scheme_needs(name: str) -> frozenset[str] | None:
+    """What a scheme that is a loss needs besides two views; None for links.
+
+    >>> scheme_needs("macl"), sorted(scheme_needs("isogclr")), scheme_needs("dystress")
+    (frozenset(), ['index'], None)
+    """
+    needs: frozenset[str] | None = getattr(_scheme_class(name), "needs", None) if is_scheme(name) else None
+    return needs
+
+
+def scheme_settings(name: str) -> list[str]:
+    """The numbers that a user of a scheme chooses.
+
+    >>> scheme_settings("macl"), scheme_settings("pps")
+    (['tau0', 'alpha', 'a0'], [])
+    """
+    takes = inspect.signature(_scheme_class(name)).parameters.values()
+    return [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "samples"]
 
 
 def link_source(name: str) -> str | None:
     """A digest of the code of a user's own link, None for the links of this package."""
-    return source_digest(name.partition(OWN)[0]) if OWN in name else None
+    return source_digest(name.partition(OWN)[0]) if OWN in name and not is_scheme(name) else None
 
 
 def describe(name: str) -> str:
@@ -88,8 +141,10 @@ def in_order(names: set[str]) -> list[str]:
 
 
 def _canonical(name: str) -> str:
-    if name in NAMED_LINKS:
+    if name in NAMED_LINKS or name in SCHEMES:
         return name
+    if is_scheme(name):
+        return _scheme_name(name)
     if OWN in name:
         _imported(name)
         return name
@@ -100,10 +155,47 @@ def _canonical(name: str) -> str:
         number = math.nan
     if not (number > 0 and least <= number < math.inf):
         raise ValueError(
-            f"links must be {', '.join(NAMED_LINKS)}, gain=G with G of at least 0.5, MODULE:CLASS, or a "
-            f"positive temperature, got {name!r}."
+            f"links must be {', '.join([*NAMED_LINKS, *SCHEMES])}, gain=G with G of at least 0.5, "
+            f"MODULE:CLASS, or a positive temperature, got {name!r}."
         )
-    return kind + (f"{number:g}" if float(f"{number:g}") == number else repr(number))
+    return kind + _shortest(number)
+
+
+def _shortest(number: float) -> str:
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
+def _scheme_class(name: str) -> Any:
+    from taufree import baselines
+
+    return getattr(baselines, SCHEMES[name.partition(OWN)[0]])
+
+
+def _settings(name: str) -> dict[str, float]:
+    """The numbers that a scheme's name gives; ValueError with one sentence for what is none of its own."""
+    scheme, *given = name.split(OWN)
+    known, found = scheme_settings(name), {}
+    for text in given:
+        key, _, value = (part.strip() for part in text.partition("="))
+        try:
+            found[key] = float(value)
+        except ValueError:
+            key = ""
+        if key not in known:
+            can = f"{' and '.join(f'{one}=NUMBER' for one in known)}" if known else "no settings"
+            raise ValueError(f"links has {name!r}, but {scheme} takes {can}, got {text!r}.")
+    return {key: found[key] for key in known if key in found}
+
+
+def _scheme_name(name: str) -> str:
+    settings = _settings(name)
+    try:
+        make_link(name, samples=1)
+    except ValueError as error:
+        raise ValueError(f"links has {name!r}: {error}") from error
+    return OWN.join(
+        [name.partition(OWN)[0], *(f"{key}={_shortest(value)}" for key, value in settings.items())]
+    )
 
 
 def _imported(name: str) -> Link:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from taufree import Link, nt_xent
+from taufree.baselines import Scheme
 from taufree.experiments.evaluation.pair_statistics import Observation
 from taufree.experiments.settings import Settings, list_settings
 
@@ -78,6 +79,18 @@ class Recipe(ABC):
     """The figure of :meth:`follow` that chooses the epoch: the weights with the highest one are evaluated.
     None: those of the last epoch are."""
 
+    serves: ClassVar[frozenset[str] | None] = None
+    """For the schemes of :mod:`taufree.baselines` that are losses: what :meth:`step` gives :meth:`loss` of
+    what some of them need besides two views, "index" and "uncertainty". None: :meth:`step` takes links
+    alone."""
+
+    pairs: ClassVar[bool] = False
+    """Whether the views are of different kinds, as images and texts are, so that a row's candidates are those
+    of the other kind alone."""
+
+    needed: frozenset[str] = frozenset()
+    """What the scheme that is trained needs of it; known before :meth:`model` is asked for."""
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.notes: list[str] = []
@@ -110,9 +123,12 @@ class Recipe(ABC):
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         """The loss of one batch, with what was observed."""
 
-    def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
         """What :meth:`step` minimises for two views [N, D] of the same rows: NT-Xent of the whole batch, also
-        where that is split over processes."""
+        where that is split over processes; or a scheme's own loss, with those ``inputs`` that it needs."""
+        if isinstance(link, Scheme):
+            found: Tensor = link(view_a, view_b, **{name: inputs[name] for name in sorted(link.needs)})
+            return found
         return nt_xent(view_a, view_b, link=link, gather_distributed=True)
 
     @abstractmethod
@@ -120,6 +136,11 @@ class Recipe(ABC):
         """The figures of the trained model, which is in evaluation mode, without gradients."""
 
     # For experiments that need more.
+
+    @property
+    def sample_count(self) -> int | None:
+        """How many examples are trained on, where ``serves`` has "index"; known after :meth:`load`."""
+        return None
 
     def begin(self, model: nn.Module) -> None:
         """Look at the model before it is trained, in evaluation mode, without gradients.

@@ -12,12 +12,15 @@ import importlib
 import inspect
 import pkgutil
 import sys
+from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, get_origin
 
 from taufree import experiments
+from taufree.experiments.link_names import scheme_needs
+from taufree.util.errors import MissingPackageError
 from taufree.util.files import is_there
 from taufree.util.source import is_installed
 
@@ -47,6 +50,27 @@ def find_recipe(name: str) -> type[Recipe]:
     if recipe.name != file.stem:  # worker processes and the results know it by this name alone
         raise ValueError(f"the recipe in {file} must have the name {file.stem!r}, got {recipe.name!r}.")
     return recipe
+
+
+def check_links(recipe: type[Recipe], links: Iterable[str]) -> None:
+    """Raise a ValueError with one sentence where a link is a scheme that the recipe cannot serve."""
+    for link in links:
+        needs = scheme_needs(link)
+        if needs is not None and not _serves(recipe, needs):
+            who = ", ".join(name for name in recipe_names() if _serves(_importable(name), needs))
+            raise ValueError(f"the recipe {recipe.name} cannot be trained with {link}; these can: {who}.")
+
+
+def _serves(recipe: type[Recipe] | None, needs: frozenset[str]) -> bool:
+    return recipe is not None and recipe.serves is not None and needs <= recipe.serves
+
+
+def _importable(name: str) -> type[Recipe] | None:
+    """The recipe, None where a package that it needs is missing."""
+    try:
+        return find_recipe(name)
+    except MissingPackageError:
+        return None
 
 
 def _modules() -> dict[str, str]:

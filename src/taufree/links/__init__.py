@@ -4,14 +4,15 @@ A loss here is link x contrast x reduction. The paper's link is ``LogOdds``; the
 it replaces are links as well, so that a comparison changes this one object and nothing else.
 """
 
-from taufree.links.base import Formula, Likelihood, Link, Measure
+from taufree.links.base import Cosines, Formula, Likelihood, Link, Measure
 from taufree.links.log_odds import LogOdds
 from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
-from taufree.links.named import LinkLike, as_link, from_formula
+from taufree.links.named import LinkLike, as_link, by_direction, from_formula
 from taufree.links.temperature import LearnableTemperature, Temperature
 
 __all__ = [
     "CalibratedLogOdds",
+    "Cosines",
     "FittedLogOdds",
     "Formula",
     "LearnableTemperature",
@@ -22,5 +23,6 @@ __all__ = [
     "Measure",
     "Temperature",
     "as_link",
+    "by_direction",
     "from_formula",
 ]

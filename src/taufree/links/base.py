@@ -25,6 +25,22 @@ class Likelihood(NamedTuple):
     variance: Tensor
 
 
+class Cosines(NamedTuple):
+    """Mean cosines of a batch; scalars.
+
+    Attributes:
+        positive: the mean over the anchors of the cosine of their positives.
+        candidate: the mean over the anchors of the cosine of all their candidates, positives included.
+        candidates: how many candidates an anchor has, in the mean.
+        dimensions: of the embeddings.
+    """
+
+    positive: Tensor
+    candidate: Tensor
+    candidates: Tensor
+    dimensions: int
+
+
 class Measure(Protocol):
     """What a link can learn of the batch before its loss is computed, over all ranks if they are gathered.
 
@@ -36,6 +52,9 @@ class Measure(Protocol):
 
         NaN if there are no negatives; the error of a single anchor is infinite.
         """
+
+    def cosines(self) -> Cosines:
+        """See ``Cosines``; NaN if no anchor has a positive. Exact, in O(N D) but for ids and labels."""
 
     def likelihood(self, link: Link) -> Likelihood:
         """See ``Likelihood``; of up to 128 anchors with all their candidates, NaN if there are no negatives.
@@ -110,11 +129,28 @@ class Link(nn.Module):
         return None
 
     def formula_scale(self) -> float | Tensor:
-        """The scale in ``formula``: a number, or a scalar tensor if it is measured or learned.
+        """The scale in ``formula``: a number, or a scalar tensor if it is measured or learned, or a tensor
+        with one for each anchor, see ``per_anchor``.
 
         A gradient reaches what is learned through that tensor.
         """
         raise NotImplementedError(f"{type(self).__name__} has no formula, and so no scale")
+
+    @property
+    def per_anchor(self) -> bool:
+        """Whether ``formula_scale`` is [A], with a scale for each of a loss's A anchors.
+
+        ``nt_xent`` has 2N anchors, view_a's first, and a symmetric ``info_nce`` 2N, the queries first; other
+        losses have N. Outside of a loss the rows of ``cosine`` are the anchors.
+        """
+        return False
+
+    def step(self, progress: float) -> None:
+        """Hear how much of the training is done, from 0 to 1; called before each epoch or each step.
+
+        Links with a schedule override it, all others stay as they are.
+        """
+        return
 
     def prepare(self, measure: Measure) -> Link:
         """The link that one loss uses, forward and backward; called once before each loss.
@@ -134,6 +170,11 @@ class Link(nn.Module):
     def forward(self, cosine: Tensor) -> Tensor:
         """The logits of plain cosines, for plots and tests; the losses call ``logit``."""
         return self.logit(cosine, 1 - cosine, 1 + cosine)
+
+
+def by_row(scale: Tensor, cosine: Tensor) -> Tensor:
+    """``scale`` in the dtype of ``cosine``; one for each row of it, if there are several."""
+    return scale.to(cosine).reshape(scale.shape + (1,) * (cosine.dim() - 1) if scale.dim() else ())
 
 
 def check_number(name: str, value: object, need: str, good: Callable[[float], bool]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from taufree.links.base import Formula, Link, check_number
+from taufree.links.base import Formula, Link, by_row, check_number
 
 
 class LogOdds(Link):
@@ -33,10 +33,14 @@ class LogOdds(Link):
         self.resolution = check_number("resolution", resolution, "a number of at least 0", lambda x: x >= 0)
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return self.gain * ((rise + self.resolution).log() - (gap + self.resolution).log())
+        return self._gain_like(cosine) * ((rise + self.resolution).log() - (gap + self.resolution).log())
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return self.gain * ((rise + self.resolution).reciprocal() + (gap + self.resolution).reciprocal())
+        steepness = (rise + self.resolution).reciprocal() + (gap + self.resolution).reciprocal()
+        return self._gain_like(cosine) * steepness
+
+    def _gain_like(self, cosine: Tensor) -> float | Tensor:
+        return by_row(self.gain, cosine) if isinstance(self.gain, Tensor) and self.per_anchor else self.gain
 
     @property
     def formula(self) -> Formula | None:
@@ -46,12 +50,16 @@ class LogOdds(Link):
     def formula_scale(self) -> float | Tensor:
         return self.gain
 
+    @property
+    def per_anchor(self) -> bool:
+        return isinstance(self.gain, Tensor) and self.gain.numel() > 1
+
     def extra_repr(self) -> str:
         return f"gain={self.gain}, resolution={self.resolution}"
 
 
 def with_gain(gain: Tensor, resolution: float) -> LogOdds:
-    """LogOdds with its gain in a scalar on the embeddings' device, so that nothing waits for the device."""
+    """LogOdds with its gain in a tensor on the embeddings' device, so that nothing waits for the device."""
     link = LogOdds()
     link.gain, link.resolution = gain, resolution
     return link

@@ -56,6 +56,17 @@ def as_link(link: LinkLike, default: Callable[[], Link] = LogOdds, *, kept: bool
     )
 
 
+def by_direction(link: Link, n: int) -> tuple[Link, Link]:
+    """The link of the n anchors that are rows of the matrix of similarities, and of the n that are columns;
+    they differ only where a link has a scale for each anchor."""
+    if not link.per_anchor:
+        return link, link
+    formula, scale = link.formula, link.formula_scale()
+    assert formula is not None
+    assert isinstance(scale, Tensor)
+    return from_formula(formula, scale[:n]), from_formula(formula, scale[-n:])
+
+
 def from_formula(formula: Formula, scale: Tensor) -> Link:
     """The link of this formula with this scale, which its logit is differentiable with respect to."""
     return with_gain(scale, formula.resolution) if formula.kind == "log-odds" else Scaled(scale)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from taufree.dtypes import wide_dtype
-from taufree.links.base import Formula, Link, Measure, check_number
+from taufree.links.base import Formula, Link, Measure, by_row, check_number
 
 
 class Temperature(Link):
@@ -16,7 +16,8 @@ class Temperature(Link):
 
     Args:
         tau: a positive number. A tensor is used as it is and gets its gradient if it requires one: a
-            parameter is learned, and is one of the link's own.
+            parameter is learned, and is one of the link's own. A tensor [A] has a temperature for each
+            anchor: 2N for ``nt_xent`` and a symmetric ``info_nce``, else N.
 
     Examples:
         >>> Temperature(0.5)(torch.tensor([1.0])).item()
@@ -28,13 +29,13 @@ class Temperature(Link):
     def __init__(self, tau: float | Tensor) -> None:
         super().__init__()
         if isinstance(tau, Tensor):
-            if tau.numel() != 1 or not tau.is_floating_point():
+            if (tau.numel() != 1 and tau.dim() != 1) or not tau.numel() or not tau.is_floating_point():
                 raise ValueError(
-                    "tau must be a positive number, or a floating-point tensor of one, got a tensor of shape "
-                    f"{list(tau.shape)} and dtype {tau.dtype}."
+                    "tau must be a positive number, or a floating-point tensor of one or of one for each "
+                    f"anchor, got a tensor of shape {list(tau.shape)} and dtype {tau.dtype}."
                 )
-            if _known(tau) and not tau > 0:
-                raise ValueError(f"tau must be a positive number, got a tensor of {tau.item()}.")
+            if _known(tau) and not (tau > 0).all():
+                raise ValueError(f"tau must be a positive number, got a tensor of {tau.min().item()}.")
             self.tau = tau
         else:
             self.tau = check_number("tau", tau, "a positive number", lambda x: x > 0)
@@ -47,7 +48,9 @@ class Temperature(Link):
 
     def _scale_like(self, cosine: Tensor) -> Tensor:
         scale = self.formula_scale()
-        return scale.to(cosine) if isinstance(scale, Tensor) else cosine.new_ones(()).mul_(scale)  # or inf
+        if isinstance(scale, Tensor):
+            return by_row(scale, cosine)
+        return cosine.new_ones(()).mul_(scale)  # or inf
 
     @property
     def formula(self) -> Formula:
@@ -56,10 +59,17 @@ class Temperature(Link):
     def formula_scale(self) -> float | Tensor:
         if not isinstance(self.tau, Tensor):
             return 1 / self.tau
-        return self.tau.reshape(()).to(wide_dtype(self.tau.device)).reciprocal()
+        tau = self.tau if self.per_anchor else self.tau.reshape(())
+        return tau.to(wide_dtype(tau.device)).reciprocal()
+
+    @property
+    def per_anchor(self) -> bool:
+        return isinstance(self.tau, Tensor) and self.tau.numel() > 1
 
     def extra_repr(self) -> str:
-        return f"tau={self.tau.item() if isinstance(self.tau, Tensor) else self.tau}"
+        if isinstance(self.tau, Tensor):
+            return "tau per anchor" if self.per_anchor else f"tau={self.tau.item()}"
+        return f"tau={self.tau}"
 
 
 def _known(x: Tensor) -> bool:
@@ -75,10 +85,10 @@ class Scaled(Link):
         self.scale = scale
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return cosine * self.scale.to(cosine)
+        return cosine * by_row(self.scale, cosine)
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return self.scale.detach().to(cosine).expand_as(cosine)
+        return by_row(self.scale.detach(), cosine).expand_as(cosine)
 
     @property
     def formula(self) -> Formula:
@@ -86,6 +96,10 @@ class Scaled(Link):
 
     def formula_scale(self) -> Tensor:
         return self.scale
+
+    @property
+    def per_anchor(self) -> bool:
+        return self.scale.numel() > 1
 
 
 class LearnableTemperature(Link):

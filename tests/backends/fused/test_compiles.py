@@ -86,7 +86,8 @@ CASES = {
     "decoupled": lambda a, b: Contrast(a, b, symmetric=True, decoupled=True),
 }
 LINKS = {
-    "odds": LogOdds(), "gain": LogOdds(gain=2.0), "tau": Temperature(0.1), "learned": LearnableTemperature()
+    "odds": LogOdds(), "gain": LogOdds(gain=2.0), "tau": Temperature(0.1), "learned": LearnableTemperature(),
+    "each": Temperature(torch.full((80,), 0.1).requires_grad_()),  # of the anchors of 40 pairs of views
 }  # fmt: skip
 
 
@@ -109,6 +110,8 @@ LINKS = {
         ("hard", "odds", torch.bfloat16),
         ("hard labels", "learned", torch.float32),
         ("keys", "learned", torch.float32),
+        ("views", "each", torch.bfloat16),
+        ("views", "each", torch.float32),
     ],
     ids=str,
 )

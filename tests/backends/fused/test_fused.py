@@ -13,7 +13,7 @@ from taufree import LogOdds
 from taufree.backends import fused
 from taufree.contrast import Contrast
 from tests.support.fused_cases import TOLERANCE
-from tests.support.interpreted_kernels import CASES, TRACKED
+from tests.support.interpreted_kernels import CASES, EACH, TRACKED
 from tests.support.paths import ROOT
 
 
@@ -40,6 +40,11 @@ def test_statistics_agree_with_the_reference(case, interpreted):
 
 def test_a_collapsed_network_finds_nothing(interpreted):
     assert interpreted["collapsed"] == [0, 0]
+
+
+@pytest.mark.parametrize("case", EACH)
+def test_a_temperature_for_each_anchor(case, interpreted):
+    assert max(interpreted[case]) < TOLERANCE[EACH[case][1]]
 
 
 def test_a_negative_that_agrees_with_its_anchor(interpreted):

@@ -94,6 +94,27 @@ def test_captions_of_one_image_are_no_negatives_of_each_other(begun):
     assert loss(ids) > 1
 
 
+def test_a_temperature_for_each_image_and_for_each_text(begun):
+    training = begun("isogclr", frozen=True)
+    training.train_epoch()
+    seen = training.link.log_u.isfinite()
+    assert seen.shape == (2, training.recipe.images.training)
+    assert seen.sum(1).tolist() == [training.recipe.steps * 8] * 2
+
+
+@pytest.mark.parametrize("link", ["macl", "adap-tau", "dual"])
+def test_a_scheme_is_trained_on_pairs_and_their_ids(begun, link):
+    training = begun(link, frozen=True)
+    recipe, model = training.recipe, training.weights.eval()
+    ids, images, texts = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    with torch.no_grad():
+        found = recipe.step(model, (ids, images, texts), training.link)
+        assert found.loss.item() == training.link(*model(images, [texts]), ids=ids).item()
+        assert recipe.step(model, (ids // 10, images, texts), training.link).loss.item() != found.loss.item()
+    assert training.link.pairs
+    training.train_epoch()
+
+
 def test_every_caption_is_drawn_and_every_image_once(begun):
     recipe = begun(frozen=True).recipe
     drawn = [list(recipe.batches(epoch, torch.Generator().manual_seed(epoch))) for epoch in range(12)]

@@ -10,6 +10,7 @@ from safetensors.torch import save_model
 
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.digits import Digits, DigitsSettings
+from taufree.experiments.link_names import SCHEMES
 from taufree.experiments.sweep.results import KEYS
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import Run
@@ -32,7 +33,7 @@ class Recorded(Digits):
         self.seen = []
 
     def step(self, model, batch, link):
-        self.seen.append(torch.stack(batch))
+        self.seen.append(torch.stack(batch[:2]))
         return super().step(model, batch, link)
 
 
@@ -90,7 +91,7 @@ def test_a_line_has_the_keys_and_one_value_per_epoch(tmp_path):
     assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
-@pytest.mark.parametrize("link", ["free", "learnable", "calibrated"])
+@pytest.mark.parametrize("link", ["free", "learnable", "calibrated", "isogclr", "schedule:periods=1"])
 def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, link):
     def break_off(epoch, loss):
         if epoch == 2:
@@ -104,6 +105,23 @@ def test_a_broken_off_run_goes_on_bit_for_bit(tmp_path, link):
     assert epochs == [3]
     assert equal(resumed, whole)
     assert resumed["seconds"] > 0
+
+
+@pytest.mark.parametrize("link", SCHEMES)
+def test_digits_serves_every_scheme(link):
+    training = begun(tiny(link, settings=DigitsSettings(epochs=2, batch_size=256)))
+    for _ in range(2):
+        training.train_epoch()
+    first, second = training.curves["loss"]
+    assert first != second
+    assert all(p.grad is not None for p in training.weights.parameters())
+
+
+def test_a_schedule_hears_the_part_of_the_training_that_begins():
+    training = begun(tiny("schedule:low=0.2:high=0.4:periods=1"))
+    for tau in (0.25, 0.25, 0.4):  # (1 + cos(2 pi p))/2 at p = 1/3, 2/3 and 1
+        training.train_epoch()
+        assert training.link.tau.item() == pytest.approx(tau)
 
 
 def test_a_run_may_go_on_on_a_device_that_cannot_replay_its_steps(tmp_path):

@@ -70,7 +70,7 @@ def evaluate(
     wanted: Sequence[bool], weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
-    if one_tile.fits(contrast, link, TILE_SIZE**2):
+    if not link.per_anchor and one_tile.fits(contrast, link, TILE_SIZE**2):
         with full_precision(contrast.anchors.device):
             found = one_tile.run(contrast, link, inputs, params, weights)
         if found is not None:
@@ -207,6 +207,12 @@ class BlockwiseEngine:
         self.own = None if own is None else UnitRows(own, self.dtype, wanted[3], tiled=False)
         self.params = params
         self.param_grads = self._no_param_grads()
+        # Those of each anchor, where they differ: of the rows and of the columns.
+        self.scales: tuple[Tensor | None, Tensor | None] = (None, None)
+        if link.per_anchor and link.formula is not None:
+            scale = torch.as_tensor(link.formula_scale()).detach().to(self.wide)
+            self.scales = scale[: self.n], scale[-self.n :]
+            self.link = link = from_formula(link.formula, scale.new_ones(()))
         self.kind = SoftmaxTile if contrast.hardness else tile_kind(link)
 
     @torch.no_grad()
@@ -227,8 +233,10 @@ class BlockwiseEngine:
         count, cols = self.contrast.positive_count(), None
         if self.contrast.symmetric:
             weights = None if weights is None else weights / 2
-            cols = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled)
-        rows = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled)
+            cols = Direction(
+                self.kind, count, logit, weights, self.wide, self.contrast.decoupled, self.scales[1]
+            )
+        rows = Direction(self.kind, count, logit, weights, self.wide, self.contrast.decoupled, self.scales[0])
         if self.contrast.offsets is not None:
             for direction, offset in zip((rows, cols), self.contrast.offsets, strict=False):
                 if direction is not None:
@@ -240,7 +248,8 @@ class BlockwiseEngine:
                     if positive is not None:
                         direction.tally.add_positives(positive[0])
         for part, similarity, *_ in self._own_negatives():
-            rows.negatives[part] = self.kind.merge(rows.negatives[part], self._negative_logit(similarity))
+            logits = self._negative_logits(similarity, part)
+            rows.negatives[part] = self.kind.merge(rows.negatives[part], logits)
             if rows.tally is not None:
                 add_tile(similarity[1], 1.0, None, None, [(rows.tally, part, 1)])
         return positive, rows, cols
@@ -250,8 +259,8 @@ class BlockwiseEngine:
     ) -> list[Tensor | None]:
         """Adds the pairs outside the matrix, then takes everything back through the normalisation."""
         if positive is not None:
-            outer = -rows.side.target if cols is None else -rows.side.target - cols.side.target
-            a = self._coefficients(positive, outer)[:, None]
+            outers = [-x.side.target for x in (rows, cols) if x is not None]
+            a = self._coefficients(positive, slice(0, self.n), *outers)[:, None]
             sign = torch.ones_like(a).copysign(positive[0][:, None])  # never 0, also at right angles
             for part, key, u, v in self._positives():
                 # v - u for v (v + u if they are opposite): the same but for the part along u, and exact
@@ -260,8 +269,8 @@ class BlockwiseEngine:
                 self.u.add_gradient(part, apart, a[part], sign[part] * a[part])
                 self.v.add_gradient(key, apart, -sign[part] * a[part], sign[part] * a[part])
         for part, similarity, u, v in self._own_negatives():
-            share = (self._negative_logit(similarity) - rows.side.log_z[part, None]).exp()
-            a = self._coefficients(similarity, rows.side.grad[part, None] * share)[..., None]
+            share = (self._negative_logits(similarity, part) - rows.side.log_z[part, None]).exp()
+            a = self._coefficients(similarity, part, rows.side.grad[part, None] * share)[..., None]
             sign = similarity[0].sign()[..., None]
             if self.u.grad is not None:
                 self.u.grad[part] += (v - sign * self.u.full[part][:, None] * u).mul_(a).sum(1)
@@ -270,15 +279,34 @@ class BlockwiseEngine:
         inputs = (self.u, None if self.contrast.keys is None else self.v, self.queue, self.own)
         return [None if x is None else x.finish() for x in inputs] + self.param_grads
 
-    def _negative_logit(self, similarity: Similarity) -> Tensor:
-        logit, hardness = self.link.logit(*similarity), self.contrast.hardness
-        return logit + hardness * similarity[0] if hardness else logit
+    def _negative_logits(self, similarity: Similarity, part: slice) -> Tensor:
+        """Logits [B, K] of some anchors, which are rows, with their own negatives."""
+        logits, hardness = self.link.logit(*similarity), self.contrast.hardness
+        if self.scales[0] is not None:
+            return logits * self.scales[0][part, None]
+        return logits + hardness * similarity[0] if hardness else logits
 
-    def _coefficients(self, similarity: Similarity, outer: Tensor) -> Tensor:
-        """dL/dc from dL/dlogit; adds to the gradients of the link's parameters."""
-        if self.params:
-            self._learn(link_gradient(self.link, similarity, outer, self.params))
-        return outer * self.link.slope(*similarity)
+    def _coefficients(self, similarity: Similarity, part: slice, *outers: Tensor) -> Tensor:
+        """dL/dc of some anchors' pairs, from dL/dlogit in each direction; adds to the gradients of the link's
+        parameters."""
+        slope, outer = self.link.slope(*similarity), sum(outers[1:], outers[0])
+        if self.scales[0] is None:
+            if self.params:
+                self._learn(link_gradient(self.link, similarity, outer, self.params))
+            return outer * slope
+        total = torch.zeros_like(outer)
+        for column, (of_logit, scale) in enumerate(zip(outers, self.scales, strict=False)):
+            assert scale is not None
+            total += of_logit * scale[part].reshape(-1, *[1] * (outer.dim() - 1))
+            if self.params:
+                each = of_logit * self.link.logit(*similarity)
+                self._learn_anchors(each if each.dim() == 1 else each.sum(1), part, bool(column))
+        return total * slope
+
+    def _learn_anchors(self, gradient: Tensor, part: slice, column: bool) -> None:
+        """Adds to the gradient of the scales of some anchors, which are rows or columns."""
+        of_scale = self.param_grads[0]
+        (of_scale[-self.n :] if column else of_scale[: self.n])[part] += gradient
 
     def _no_param_grads(self) -> list[Tensor]:
         return [torch.zeros_like(p, dtype=self.wide) for p in self.params]  # parts of many tiles add up in it
@@ -425,8 +453,16 @@ class BlockwiseEngine:
     def _tile_gradient(self, place: Place, tile: Tile, sides: list[Side]) -> None:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         a, learned = tile.coefficients(sides, self.params)
-        # Two ranks compute a pair of anchors of both, each with both directions: half of it each.
-        self._learn(learned, 0.5 if self.contrast.keys is None and v is not u else 1.0)
+        if self.scales[0] is not None:
+            for column, gradient in enumerate(learned):
+                assert gradient is not None
+                if column and v is not self.v and place.across is not None:
+                    if place.across.scale_gradient is not None:
+                        place.across.scale_gradient[cols] += gradient
+                else:
+                    self._learn_anchors(gradient, cols if column else rows, bool(column))
+        else:  # two ranks compute a pair of anchors of both, each with both directions: half of it each
+            self._learn(learned, 0.5 if self.contrast.keys is None and v is not u else 1.0)
         if tile.near:
             a = a.to(self.wide)
             if u.grad is not None:

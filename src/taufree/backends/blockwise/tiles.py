@@ -37,18 +37,21 @@ class Side:
 
     The derivative of the loss with respect to a negative's logit is ``grad * exp(logit - log_z)``,
     and to a labelled positive's ``keep * grad * exp(logit - log_z) - target``: an anchor with a single
-    positive has keep 0 and target = grad * (1 - p), so that nothing cancels.
+    positive has keep 0 and target = grad * (1 - p), so that nothing cancels. With a ``scale`` for each anchor
+    these logits are it times those of the tile.
     """
 
     grad: Tensor
     log_z: Tensor
     keep: Tensor
     target: Tensor
+    scale: Tensor | None = None
 
     def at(self, span: range, dim: int) -> Side:
         """The anchors of a span, laid along dimension ``dim`` of a tile."""
-        fields = (self.grad, self.log_z, self.keep, self.target)
-        return Side(*(field[span.start : span.stop].unsqueeze(1 - dim) for field in fields))
+        fields = (self.grad, self.log_z, self.keep, self.target, self.scale)
+        cut = (None if x is None else x[span.start : span.stop].unsqueeze(1 - dim) for x in fields)
+        return Side(*cut)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -145,12 +148,17 @@ class OddsTile:
     def nbytes(self) -> int:
         return self.r.nbytes * (1 if self.weight is None else 2)
 
-    def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
+    def add(
+        self, total: Tensor, dim: int, among: Tensor | None = None, scale: Tensor | None = None
+    ) -> Tensor:
         """``total`` with :meth:`sum` added."""
-        return self.join(total, self.sum(dim, among))
+        return self.join(total, self.sum(dim, among, scale))
 
-    def sum(self, dim: int, among: Tensor | None = None) -> Tensor:
-        """The weights along ``dim`` as one sum, of all pairs or of those ``among``."""
+    def sum(self, dim: int, among: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """The weights along ``dim`` as one sum, of all pairs or of those ``among``.
+
+        ``scale`` is that of each anchor, which only :class:`SoftmaxTile` has.
+        """
         if self.weight is None:
             count = self.r.shape[dim] - (0 if self.left_out is None else self.left_out.count(self.r, dim))
             return self.r.sum(dim).mul_(self.twice).sub_(count)
@@ -238,11 +246,15 @@ class SoftmaxTile:
         held = (self.logit, self.weight, self.slope, self.base, *(self.similarity or ()))
         return sum(x.untyped_storage().nbytes() for x in held if x is not None)
 
-    def add(self, total: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
-        return self.join(total, self.sum(dim, among))
+    def add(
+        self, total: Tensor, dim: int, among: Tensor | None = None, scale: Tensor | None = None
+    ) -> Tensor:
+        return self.join(total, self.sum(dim, among, scale))
 
-    def sum(self, dim: int, among: Tensor | None = None) -> Tensor:
+    def sum(self, dim: int, among: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
         logit = self.logit if among is None else self.logit.where(among, -torch.inf)
+        if scale is not None:
+            logit = logit * scale.to(logit.dtype).unsqueeze(dim)
         top = logit.amax(dim, keepdim=True).nan_to_num_(torch.nan)  # finite, or inf - inf would be NaN
         weight = _exp(logit - top)
         if dim == 1 and among is None:
@@ -267,9 +279,17 @@ class SoftmaxTile:
     def coefficients(
         self, sides: Sequence[Side], params: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any."""
-        outer = _sum([self._share(side) for side in sides])
+        """dL/dc of each pair, and the derivatives of the link's ``params`` if there are any; of a scale for
+        each anchor those of either side."""
+        shares = [self._share(side) for side in sides]
         learned: Sequence[Tensor | None] = ()
+        if sides[0].scale is not None:
+            if params and self.base is not None:
+                learned = [(share * self.base).sum(1 - i) for i, share in enumerate(shares)]
+            scaled = zip(shares, sides, strict=True)
+            shares = [share * side.scale.to(share.dtype) for share, side in scaled if side.scale is not None]
+            return _sum(shares).mul_(self.slope), learned
+        outer = _sum(shares)
         if params and self.similarity is not None:
             learned = link_gradient(self.link, self.similarity, outer, params)
         elif params and self.base is not None:
@@ -282,7 +302,8 @@ class SoftmaxTile:
         if self.weight is not None and self.top is not None and self.top.shape == side.log_z.shape:
             share = self.weight * (side.grad * (self.top - side.log_z).exp()).to(dtype)
         else:
-            share = _exp(self.logit - side.log_z.to(dtype)).mul_(side.grad.to(dtype))
+            logit = self.logit if side.scale is None else self.logit * side.scale.to(dtype)
+            share = _exp(logit - side.log_z.to(dtype)).mul_(side.grad.to(dtype))
         if self.same is None:
             return share
         return torch.where(self.same, (side.keep * share - side.target).to(share.dtype), share)
@@ -293,7 +314,8 @@ class Direction:
 
     ``positive`` holds the positives' logits, or None when they are found by label in the tiles. ``offset`` is
     what the negatives' logits are lowered by, see :class:`Contrast`: once the sums are complete, and in the
-    side by a larger ``log_z``, which ``keep`` takes back for the labelled positives.
+    side by a larger ``log_z``, which ``keep`` takes back for the labelled positives. ``scale`` is what each
+    anchor's logits are multiplied by, or None.
     """
 
     offset: Tensor | None = None
@@ -307,22 +329,27 @@ class Direction:
         weights: Tensor | None,
         dtype: torch.dtype,
         decoupled: bool = False,
+        scale: Tensor | None = None,
     ) -> None:
-        self.decoupled = decoupled
-        self.kind, self.count, self.positive = kind, count.to(dtype), positive
+        self.decoupled, self.scale = decoupled, scale
+        self.scale_gradient: Tensor | None = None  # of anchors that another rank holds
+        self.kind, self.count = kind, count.to(dtype)
+        self.positive = positive if positive is None or scale is None else positive * scale
         zeros = torch.zeros(count.shape, dtype=dtype, device=count.device)
         self.negatives = torch.full_like(zeros, kind.empty_sum)
         self.labelled = torch.full_like(zeros, kind.empty_sum)
         self.logits, self.losses = zeros.clone(), zeros.clone()
         grad = zeros.clone() if weights is None else weights.to(dtype) * (count > 0)
-        self.side = Side(grad, zeros.clone(), zeros.clone(), zeros.clone())
+        self.side = Side(grad, zeros.clone(), zeros.clone(), zeros.clone(), scale)
 
     def add(self, tile: OddsTile | SoftmaxTile, part: slice, dim: int) -> None:
         among = None if tile.same is None else ~tile.same
-        self.negatives[part] = tile.add(self.negatives[part], dim, among)
+        scale = None if self.scale is None else self.scale[part]
+        self.negatives[part] = tile.add(self.negatives[part], dim, among, scale)
         if tile.same is not None:
-            self.labelled[part] = tile.add(self.labelled[part], dim, tile.same)
-            self.logits[part] += tile.logits(tile.same).sum(dim)
+            self.labelled[part] = tile.add(self.labelled[part], dim, tile.same, scale)
+            logits = tile.logits(tile.same).sum(dim)
+            self.logits[part] += logits if scale is None else logits * scale
 
     def close(self, part: slice) -> None:
         """Losses and side of the anchors whose sums are complete.

@@ -33,6 +33,8 @@ def unsupported(contrast: Contrast, link: Link) -> str | None:
         return f"the kernels need a link with a formula, and {type(link).__name__} has none."
     if formula.kind == "log-odds" and any(p.requires_grad for p in link.parameters()):
         return f"the kernels learn the scale of a temperature, not a parameter of {type(link).__name__}."
+    if link.per_anchor and (formula.kind != "linear" or contrast.symmetric or contrast.labels is not None):
+        return "the kernels take a scale for each anchor of a temperature, in losses of one direction."
     finest = MIN_RESOLUTION[all(x.dtype.itemsize == 2 for x in inputs)]
     if formula.kind == "log-odds" and formula.resolution < finest:
         return f"the kernels need a resolution of at least {finest:g} here, got {formula.resolution:g}."

@@ -20,7 +20,10 @@ MAX_EXP_SCALE = 40.0  # the largest scale at which exp(scale * (c - 1)) stays in
 
 class KernelLink(NamedTuple):
     """A link as the kernels see it: its kind, its gain or inverse temperature [1], its resolution, and what a
-    negative's cosine is multiplied by and added to its logit."""
+    negative's cosine is multiplied by and added to its logit.
+
+    A temperature may have an inverse for each anchor, [N].
+    """
 
     kind: int
     scale: Tensor
@@ -31,6 +34,11 @@ class KernelLink(NamedTuple):
     def plain(self) -> bool:
         """Whether sums over weights are plain numbers; else they are kept as logarithms."""
         return self.kind in (ODDS, EXP)
+
+    @property
+    def each(self) -> bool:
+        """Whether each anchor has a scale of its own."""
+        return self.scale.shape[0] > 1
 
     @property
     def empty_sum(self) -> float:
@@ -44,7 +52,7 @@ class Arguments(NamedTuple):
     Attributes:
         anchors, keys, queue: [N, D], [N, D] and [M, D], see :class:`taufree.contrast.Contrast`.
         own_sums: [N], the sum of the weights of each anchor's own negatives (its logarithm unless ODDS).
-        scale: [1], of the link; [0] for ODDS.
+        scale: [1], of the link, or [N], of each anchor; [0] for ODDS.
         groups: [N], ids, or labels if ``positive_count`` is given.
         key_groups: [M], the keys' labels, if they are not the anchors'.
         positive_count: [N], how many positives each anchor has by its label.
@@ -123,7 +131,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         gentle = not isinstance(scale, Tensor) and 0 <= scale <= MAX_EXP_SCALE and not contrast.hardness
         kind = EXP if gentle and not labelled and contrast.own_negatives is None else SCALE
     if isinstance(scale, Tensor):
-        scale = scale.to(device, torch.float32).reshape(1)
+        scale = scale.to(device, torch.float32).reshape(-1).contiguous()
     elif kind == ODDS:  # which has none
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:

@@ -99,8 +99,8 @@ def close(
     loss, z = (positive.new_empty(shape, dtype=torch.float32) for shape in ((n,), (2, n)))
     start(
         row_kernels.close, -(-n // 256), positive, rows, rows if cols is None else cols, link.scale, loss, z,
-        n, link.resolution, weight, LINK=link.kind, COLS=cols is not None, DECOUPLED=decoupled, BLOCK=256,
-        num_warps=4,
+        n, link.resolution, weight, LINK=link.kind, EACH=link.each, COLS=cols is not None,
+        DECOUPLED=decoupled, BLOCK=256, num_warps=4,
     )  # fmt: skip
     return loss, z
 

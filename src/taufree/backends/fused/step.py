@@ -149,7 +149,8 @@ class FusedStep:
             else None
             for x, want, new in zip(self.rows, wanted, fresh, strict=False)
         ]
-        self.scale_gradient = make.new_zeros((), dtype=torch.float32) if wanted[3] else None
+        each = self.link.scale.shape if self.link.each else ()
+        self.scale_gradient = make.new_zeros(each, dtype=torch.float32) if wanted[3] else None
         for block in blocks:
             candidates = 2 if block.v is self.queue else 0 if block.alone else 1
             z = (self.normalisers[0], self.normalisers[0 if block.alone else 1])
@@ -190,8 +191,10 @@ class FusedStep:
             return None
         gap, rise, of_cosine = self.positive
         scale = self.link.scale
-        positives = (outer.grad * of_cosine * (rise - gap)).sum() * (outer.weight / 2) / scale.double()
-        found: Tensor = self.scale_gradient + positives
+        positives = outer.grad * of_cosine * (rise - gap)
+        if not self.link.each:
+            positives = positives.sum()
+        found: Tensor = self.scale_gradient + positives * (outer.weight / 2) / scale.double()
         return found.to(scale.dtype).reshape(scale.shape)
 
 

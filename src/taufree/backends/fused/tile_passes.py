@@ -88,7 +88,7 @@ class PairBlock(NamedTuple):
 
     def options(self, mode: Mode, config: Config, link: KernelLink) -> dict[str, Any]:
         return {
-            "LINK": link.kind, "COLS": self.both_ways or self.alone, "SELF": self.alone,
+            "LINK": link.kind, "EACH": link.each, "COLS": self.both_ways or self.alone, "SELF": self.alone,
             "POSITIVES": self.positives, "IDS": self.groups is not None and not self.labels,
             "LABELS": self.labels, "HARD": link.hardness != 0, "PAD": self.u.pad, "SPLIT": mode.split,
             "BM": config.bm, "BN": config.bn, "BK": config.bk, "GROUP": 8, "num_warps": config.warps,
@@ -161,14 +161,23 @@ def add_gradients(
         for left in range(top if block.alone else 0, v.n, breadth):
             cols = slice(left, min(left + breadth, v.n))
             col_tiles = -(-(cols.stop - left) // config.bn)
-            parts = chunk if learned is None else u.stats.new_empty(row_tiles * col_tiles)
+            parts, heights = chunk, row_tiles * config.bm
+            if learned is not None and link.each:
+                parts = u.stats.new_zeros(col_tiles * heights + row_tiles * col_tiles * config.bn)
+            elif learned is not None:
+                parts = u.stats.new_empty(row_tiles * col_tiles)
             start(
                 tile_kernels.tile_coefficients, row_tiles * col_tiles, *begin, *upstream.arguments(), *sides,
                 out, parts, u.n, v.n, top, left, row_tiles, col_tiles, block.shift, link.resolution,
                 link.hardness,
                 LEARN=learned is not None, **options,
             )  # fmt: skip
-            if learned is not None:
+            if learned is not None and link.each:
+                along, across = parts[: col_tiles * heights], parts[col_tiles * heights :]
+                learned[rows] += along.view(col_tiles, -1).sum(0)[: rows.stop - top]
+                if block.alone:
+                    learned[cols] += across.view(row_tiles, -1).sum(0)[: cols.stop - left]
+            elif learned is not None:
                 learned += parts.sum()
             high = chunk[: rows.stop - top, : cols.stop - left]
             rest = (

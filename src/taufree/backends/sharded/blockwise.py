@@ -35,6 +35,7 @@ class BlockwiseShards(BlockwiseEngine):
         super().__init__(contrast, link, inputs, params, [False] * len(wanted))
         self.wanted, self.empty_sum, self.sum_dtype = wanted, self.kind.empty_sum, self.wide
         self.values = engine.values_of(self.params)
+        self.of_far_scale: Tensor | None = None
         keep_freed_memory()
 
     def add_own(self) -> None:
@@ -42,7 +43,7 @@ class BlockwiseShards(BlockwiseEngine):
         self._add_tile_sums(self._own_places(), self.rows, 0)
 
     def add(self, shard: Shard) -> Tensor | None:
-        across = self._far(len(shard.x)) if shard.are_anchors and self.cols is not None else None
+        across = self._far(shard) if shard.are_anchors and self.cols is not None else None
         if across is not None:
             across.tally = shard.tally
         self._add_tile_sums(self._far_places(shard, across, wanted=False), self.rows, 0)
@@ -90,12 +91,20 @@ class BlockwiseShards(BlockwiseEngine):
     def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
         across = None
         if far is not None and shard.are_anchors:
-            across = self._far(len(shard.x))
+            across = self._far(shard)
             grad, log_z, *labelled = far.unbind(1)
-            across.side = Side(grad, log_z, *(labelled or (grad, grad)))
+            keep, target = labelled or (grad, grad)
+            across.side = Side(grad, log_z, keep, target, across.scale)
+            if across.scale is not None:
+                across.scale_gradient = torch.zeros_like(across.scale)
         places = self._far_places(shard, across, wanted)
         self._add_tile_gradients(places, self.rows, [None] * len(places))
+        self.of_far_scale = None if across is None else across.scale_gradient
         return places[0].block.grad
+
+    def add_scale_gradient(self, gradient: Tensor) -> None:
+        if self.params:
+            self._learn_anchors(gradient, slice(0, self.n), column=True)
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
         for x, more in ((self.v, keys), (self.queue, queue)):
@@ -107,8 +116,10 @@ class BlockwiseShards(BlockwiseEngine):
                 x.grad = None
         return found
 
-    def _far(self, n: int) -> Direction:
-        return Direction(self.kind, torch.ones(n, device=self.u.x.device), None, None, self.wide)
+    def _far(self, shard: Shard) -> Direction:
+        count = torch.ones(len(shard.x), device=self.u.x.device)
+        scale = None if shard.scale is None else shard.scale.to(self.wide)
+        return Direction(self.kind, count, None, None, self.wide, scale=scale)
 
     def _own_places(self) -> list[Place]:
         across = self.rows if self.contrast.keys is None else self.cols

@@ -29,6 +29,7 @@ class FusedShards(FusedStep):
     """See :class:`.step.ShardEngine`."""
 
     dtype = sum_dtype = torch.float32
+    of_far_scale: Tensor | None = None
 
     def __init__(self, arguments: Arguments, inputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> None:
         anchors, keys, queue, own_sums, scale = inputs
@@ -96,6 +97,9 @@ class FusedShards(FusedStep):
                 # Two ranks compute a pair of anchors of both, each with both directions: half of it each.
                 self.scale_gradient += of_scale * (0.5 if self.keys is self.anchors else 1.0)
             return None if rows is None else rows[:, : self.anchors.d].contiguous()
+
+    def add_scale_gradient(self, gradient: Tensor) -> None:
+        raise NotImplementedError("the kernels have one scale for all anchors of all ranks")
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
         for grad, more in ((self.unit_gradients[1], keys), (self.unit_gradients[2], queue)):

@@ -17,7 +17,7 @@ from taufree.backends.measure import ContrastMeasure
 from taufree.contrast import Contrast
 from taufree.distributed import Ranks
 from taufree.dtypes import result_dtype, wide_dtype
-from taufree.links import Link
+from taufree.links import Link, from_formula
 from taufree.reduction import anchor_weights
 
 
@@ -51,7 +51,12 @@ def loss(
         queue_ids=gathered(contrast.queue_ids, queues),
         offsets=None if contrast.offsets is None else _offsets(contrast.offsets, ranks, sizes)[:, order],
     )
-    losses = reference.anchor_losses(whole, link.prepare(ContrastMeasure(whole)))
+    link = link.prepare(ContrastMeasure(whole))
+    if link.per_anchor and link.formula is not None:
+        scale = torch.as_tensor(link.formula_scale())
+        parts = [gathered(part) for part in torch.split(scale, contrast.n)]
+        link = from_formula(link.formula, torch.cat([part[order] for part in parts if part is not None]))
+    losses = reference.anchor_losses(whole, link)
     positives = None if whole.labels is None else whole.positive_count()
     weights = anchor_weights(reduction, whole.n, positives, None if given is None else given[order])
     if weights is None:

@@ -19,6 +19,7 @@ batch sizes, and whether calls agree   always     32 W
 ids or labels                          if given   8 N
 ids of shared negatives                if given   8 M
 weights                                if given   8 N
+scales, one for each anchor            if given   8 N, not if one-way
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
 column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
@@ -28,6 +29,7 @@ measurements (all-reduce)              measured   24
 statistics (all-reduce)                if wanted  48
 normalisers, backward                  not if     16 N, with labels 32 N (fused: 8 N and 16 N)
                                        one-way
+gradients of such scales, backward     symmetric  8 N, by reduce-scatter
 gradients of keys, backward            pairs      N D x 4 (8 for float64), by reduce-scatter
 gradients of shared negatives          if wanted  M D x 4 (8 for float64), by reduce-scatter
 =====================================  =========  ==============================================
@@ -55,6 +57,8 @@ from torch import Tensor
 
 from taufree.backends import choose, moments
 from taufree.backends.autograd import FirstDerivativeOnly, transforms_named, uncompiled
+from taufree.backends.cosines import CosineSums
+from taufree.backends.cosines import summary as cosines_of
 from taufree.backends.likelihood import AnchorSample
 from taufree.backends.likelihood import summary as likelihood_of
 from taufree.backends.numerics import full_precision
@@ -62,7 +66,7 @@ from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, GatherLike, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
-from taufree.links import Likelihood, Link
+from taufree.links import Cosines, Likelihood, Link
 from taufree.reduction import anchor_weights
 from taufree.stats import Tally
 
@@ -74,6 +78,7 @@ class ShardEngine(Protocol):
     empty_sum: float  # the sum over no pair
     sum_dtype: torch.dtype
     dtype: torch.dtype  # of the result, and of gradients sent to the rank of their rows
+    of_far_scale: Tensor | None  # [K], the gradient of the last shard's scales, where each anchor has one
 
     def add_own(self) -> None:
         """The sums of own pairs."""
@@ -102,6 +107,9 @@ class ShardEngine(Protocol):
 
     def add_gradients(self, shard: Shard, far: Tensor | None, wanted: bool) -> Tensor | None:
         """The gradients of a shard's pairs, of whose rows ``far`` [K, F] is known; for its rows if wanted."""
+
+    def add_scale_gradient(self, gradient: Tensor) -> None:
+        """What other ranks found for the scales [n] of own keys."""
 
     def gradients(self, keys: Tensor | None, queue: Tensor | None) -> list[Tensor | None]:
         """The inputs' gradients, with what other ranks found for own keys and shared negatives."""
@@ -146,6 +154,7 @@ def loss(
         return sigmoid.loss(contrast, link, ranks, sizes, groups, weights, backend)
     step = ShardedStep(contrast, ranks, sizes, queues, key_sizes, key_groups, weights)
     link = link.prepare(step)
+    step.gather_scales(link)
     make: Callable[..., ShardEngine]
     if backend == "triton":
         from taufree.backends.sharded import fused  # needs Triton
@@ -170,6 +179,7 @@ class ShardedStep:
     ) -> None:  # fmt: skip
         self.contrast, self.ranks, self.sizes = contrast, ranks, sizes
         self.key_groups, self.weights = key_groups, weights
+        self.scales: Tensor | None = None  # of all ranks' anchors that are candidates, where each has one
         self.keys: Gather | Ring | None = None
         self.queue: Gather | Ring | None = None
         if contrast.in_batch:
@@ -180,6 +190,12 @@ class ShardedStep:
             self.queue = exchange(ranks, contrast.queue.detach(), queues)
             if self.queue_ids is not None:
                 self.queue_ids = ranks.gather(self.queue_ids, queues, "the negative_ids of all ranks").wait()
+
+    def gather_scales(self, link: Link) -> None:
+        """Of anchors that are candidates of others, if the link has a scale for each anchor."""
+        if link.per_anchor and (self.contrast.symmetric or self.contrast.keys is None):
+            own = torch.as_tensor(link.formula_scale()).detach()[-self.contrast.n :]
+            self.scales = self.ranks.gather(own, self.sizes, "the scales of all ranks").wait()
 
     @torch.no_grad()
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
@@ -197,7 +213,15 @@ class ShardedStep:
         sums = sample.sums(sum(self.sizes))
         return likelihood_of(self.ranks.sum(sums, "the likelihoods of all ranks"))
 
-    def _measure(self, into: moments.Squares | AnchorSample) -> None:
+    @torch.no_grad()
+    def cosines(self) -> Cosines:
+        """Those of all ranks' anchors, the same on every rank."""
+        found = CosineSums(self.contrast)
+        self._measure(found)
+        sums = self.ranks.sum(found.sums(), "the cosines of all ranks")
+        return cosines_of(sums, self.contrast.anchors.shape[1])
+
+    def _measure(self, into: moments.Squares | AnchorSample | CosineSums) -> None:
         """Adds own candidates and those of all other ranks."""
         self._start()
         into.add_own()
@@ -257,12 +281,20 @@ class ShardedStep:
         if self.keys is not None:
             known = None if far is None else far.wait()
             give_back = self.contrast.keys is not None and wanted[1]
+            of_scales = None if self.scales is None else torch.zeros_like(self.scales)
 
             def add(rows: Tensor, span: range) -> Tensor | None:
                 theirs = None if known is None else known[span.start : span.stop]
-                return engine.add_gradients(self.shard(rows, span), theirs, give_back)
+                found = engine.add_gradients(self.shard(rows, span), theirs, give_back)
+                if of_scales is not None and engine.of_far_scale is not None:
+                    of_scales[span.start : span.stop] = engine.of_far_scale
+                return found
 
             of_keys = self.keys.visit(add, engine.dtype if give_back else None)
+            # An anchor that is a key has a part of its scale's gradient on every rank, a view on its own.
+            if of_scales is not None and self.contrast.symmetric:
+                own = self.ranks.scatter(of_scales, self.sizes, "the gradients of the scales")
+                engine.add_scale_gradient(own)
         if self.queue is not None:
             of_queue = self.queue.visit(
                 lambda rows, span: engine.add_gradients(self._queue_shard(rows, span), None, wanted[2]),
@@ -277,7 +309,8 @@ class ShardedStep:
 
     def shard(self, rows: Tensor, span: range) -> Shard:
         groups = None if self.key_groups is None else self.key_groups[span.start : span.stop]
-        return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None)
+        scale = None if self.scales is None else self.scales[span.start : span.stop]
+        return Shard(rows, groups, self.contrast.symmetric or self.contrast.keys is None, scale=scale)
 
     def _queue_shard(self, rows: Tensor, span: range) -> Shard:
         ids = self.queue_ids

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from taufree import Link
 from taufree.backends.numerics import full_precision
+from taufree.baselines import Scheme
 from taufree.diagnostics.gradient_scale import gradient_scale, logit_and_slope
 from taufree.distributed import all_rows
 
@@ -83,7 +84,13 @@ def observe_pairs(
     return _observe(positive, negative, link, same)
 
 
+def link_of(link: Link | Scheme) -> Link:
+    """The link itself, or that of a scheme."""
+    return link.link if isinstance(link, Scheme) else link
+
+
 def _observe(positive: Tensor, negative: Tensor, link: Link, left_out: Tensor | None = None) -> Observation:
+    link = link_of(link)
     cosine = torch.cat([positive, negative], dim=1).clamp(-1, 1)
     logit, slope = logit_and_slope(link, cosine)
     others = logit[:, 1:] if left_out is None else logit[:, 1:].masked_fill(left_out, -torch.inf)
@@ -118,6 +125,7 @@ def temperature_at_zero(link: Link) -> float:
     >>> temperature_at_zero(Temperature(0.2)), round(temperature_at_zero(LogOdds()), 3)
     (0.2, 0.5)
     """
+    link = link_of(link)
     state = (*link.parameters(), *link.buffers())
     device = state[0].device if state else torch.device("cpu")
     zero, one = torch.zeros(1, dtype=torch.float64, device=device), torch.ones(1, device=device).double()

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree import Link, nt_xent
+from taufree.baselines import Scheme
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.grace import Grace, check_citeseer, draw_views, load_citeseer
 from taufree.experiments.graphs.linear_probe import draw_splits, f1_scores, probe_predictions
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds, Settings
+from taufree.util.errors import BadInputError
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class CiteSeer(Accelerated):
         "quick": Preset(seeds=2, settings={"epochs": 3, "probe_epochs": 500}),
     }
     acceleration = Acceleration(recorded_steps=True)
+    serves: ClassVar = frozenset()
 
     settings: CiteSeerSettings
 
@@ -82,10 +85,12 @@ class CiteSeer(Accelerated):
         chosen = self.settings
         yield draw_views(self.graph, edges=chosen.edges, columns=chosen.columns, generator=generator)
 
-    def loss(self, view_a: Tensor, view_b: Tensor, link: Link) -> Tensor:
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
         if self.settings.mask == "pygcl":
+            if isinstance(link, Scheme):
+                raise BadInputError("mask=pygcl is of losses with a link, and not of schemes.")
             return with_self_pairs(view_a, view_b, link)
-        return super().loss(view_a, view_b, link)
+        return super().loss(view_a, view_b, link, **inputs)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
         a, b = model(*batch)[1].chunk(2)

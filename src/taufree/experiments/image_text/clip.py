@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree import Link, info_nce, sigmoid_nce
+from taufree.baselines import Scheme
 from taufree.experiments.acceleration import Acceleration
 from taufree.experiments.evaluation.knn_and_linear import nearest
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
@@ -122,6 +123,8 @@ class CLIP(ImagesOnDevice):
         ),
     }
     select_by = "dev_rsum"
+    serves: ClassVar = frozenset({"index"})
+    pairs = True
     make_views = staticmethod(cropped_view)
     stored_side = 256
 
@@ -197,6 +200,10 @@ class CLIP(ImagesOnDevice):
                 "are computed once, before the first run: some minutes on a CPU."
             )
 
+    @property
+    def sample_count(self) -> int:
+        return self.images.training
+
     def model(self) -> nn.Module:
         chosen = self.settings
         image: nn.Module = nn.Identity()
@@ -271,15 +278,22 @@ class CLIP(ImagesOnDevice):
             box, flip, *texts = texts
             images = self._augment(self._lines_of(images), box, flip)
         image, text = model(images, texts)
-        # By their ids, captions of one image are never negatives of each other.
         if self.settings.loss == "info_nce":
-            loss = info_nce(image, text, symmetric=True, ids=ids, link=link)
+            loss = self.loss(image, text, link, ids=ids)
         else:
             bias: Any = model.bias
             if bias is not None:
                 bias = bias - math.log(len(ids) - 1)
             loss = sigmoid_nce(image, text, ids=ids, link=link, bias=bias)
         return Step(loss, observe_pairs(image, text, link))
+
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
+        # By their ids, captions of one image are never negatives of each other.
+        ids = inputs["ids"]
+        if isinstance(link, Scheme):  # an image is in a batch once, so that its number suffices
+            found: Tensor = link(view_a, view_b, **{"index" if link.needs else "ids": ids})
+            return found
+        return info_nce(view_a, view_b, symmetric=True, ids=ids, link=link)
 
     def follow(self, model: nn.Module) -> dict[str, float]:
         return {"dev_rsum": recalls(*self._vectors(model, DEV))["rsum"]}

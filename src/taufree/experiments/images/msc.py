@@ -88,6 +88,7 @@ class MSC(ImageRecipe):
         "auc": "ROC-AUC in %, how often a test image that is not normal scores higher than one that is",
         "gain": "the same, minus what it was before training",
     }
+    serves: ClassVar = frozenset()
     presets: ClassVar = {
         "full": Preset(seeds=5),
         "quick": Preset(

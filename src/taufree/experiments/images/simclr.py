@@ -106,6 +106,7 @@ class SimCLR(ImageRecipe):
         "quick": Preset(seeds=1, settings={"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}),
     }
     independent_rows = True
+    serves: ClassVar = frozenset()
 
     settings: SimCLRSettings
 

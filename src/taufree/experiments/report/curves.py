@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from taufree.diagnostics.theory.closed_forms import free_scale, temperature_scale
-from taufree.experiments.link_names import GAIN, OWN, describe, in_order, temperature_of
+from taufree.experiments.link_names import GAIN, OWN, describe, in_order, is_scheme, temperature_of
 from taufree.experiments.report.statistics import spreads
 from taufree.experiments.sweep.results import Line
 
@@ -217,7 +217,7 @@ def _curves(lines: Sequence[Line], link: str, curve: str) -> list[Any]:
 def _scale_curve(lines: Sequence[Line], link: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """The link's gradient scale in the paper's scenario by C, if it has a closed form and all is known."""
     candidates, tau = _curves(lines, link, "candidates"), final_temperature(lines, link)
-    if OWN in link or not candidates or tau is None:
+    if OWN in link or is_scheme(link) or not candidates or tau is None:
         return None
     c = np.linspace(0, 1, 201)
     if link in ("free", "calibrated", "fitted") or link.startswith(GAIN):

@@ -21,12 +21,11 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from taufree import Link
 from taufree.backends.numerics import float32_products
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.evaluation.pair_statistics import TALLIED, Observation, Tally, temperature_at_zero
 from taufree.experiments.evaluation.report_arrays import save_arrays
-from taufree.experiments.link_names import make_link
+from taufree.experiments.link_names import make_link, scheme_needs
 from taufree.experiments.recipe import Recipe
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.training import ranks
@@ -67,8 +66,8 @@ def train(
         run: what to train.
         checkpoints: the folder of the checkpoints; the caller removes the run's own when the result is safe.
             Beside it, in ``embeddings``, goes what the recipe keeps for the report, in ``scores`` what it
-            finds out about single examples, in ``models`` the network, where the run saves it, in ``logs`` what
-            trackers write.
+            finds out about single examples, in ``models`` the network, where the run saves it, and in
+            ``logs`` what trackers write.
         every: seconds between two checkpoints at least; they are written between epochs.
         watch: called after each epoch with the number of epochs done and the epoch's mean loss.
         note: called with each sentence that the recipe has for the user.
@@ -150,8 +149,10 @@ class Training:
         self.fabric.launch()
         seed_everything(run.seed, "weights")
         several = ranks.world() > 1
+        recipe.needed = scheme_needs(run.link) or frozenset()
         self.weights = synchronised(recipe.model(), self.fabric.device) if several else recipe.model()
-        self.link: Link = make_link(run.link).to(self.fabric.device)
+        self.link: Any = make_link(run.link, pairs=recipe.pairs, samples=recipe.sample_count)
+        self.link.to(self.fabric.device)
         optimizer = recipe.optimizer(self.weights)
         if learned := list(self.link.parameters()):
             optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
@@ -181,6 +182,7 @@ class Training:
         """One pass over the batches; returns the mean loss."""
         generator = torch.Generator().manual_seed(seed_everything(self.run.seed, "epoch", self.epoch))
         self.model.train()
+        self.link.step((self.epoch + 1) / self.run.settings.epochs)
         last = self.best.patience is not None or self.epoch + 1 == self.run.settings.epochs
         rows: list[Tensor] = []
         tally = Tally()

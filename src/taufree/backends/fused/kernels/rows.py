@@ -101,14 +101,14 @@ def chords(x, y, x_stats, y_stats, positive, sums, N, shift, start, D: tl.conste
 
 
 @triton.jit(do_not_specialize=("N",))
-def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.constexpr, COLS: tl.constexpr,
-          DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.constexpr, EACH: tl.constexpr,
+          COLS: tl.constexpr, DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """``factor`` times each loss log(1 + S/w), with S the sum over the negatives and w the positive's weight.
 
     positive [3, N] holds gap, rise, and room for dL/dc of the positive, which comes from
     1 - p = S/(S+w), in which nothing cancels. For the backward, of either direction and with the 1/2 of two
     directions in it, z [2, N]: 2(1+delta)/(S+w) for ODDS, scale/(S+w) for EXP, else log(S+w). DECOUPLED has
-    log(S/w), 1 for 1 - p, and S for S+w; without negatives all of it is 0.
+    log(S/w), 1 for 1 - p, and S for S+w; without negatives all of it is 0. With EACH scale is [N].
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     below, above = tl.load(positive + i, i < N, 1.0), tl.load(positive + N + i, i < N, 1.0)
@@ -123,7 +123,7 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
         weight = tl.exp(-slope * below)
         steep = slope
     else:
-        s = tl.load(scale).to(tl.float64)
+        s = tl.load(scale + i * EACH, i < N, 1.0).to(tl.float64)
         logit = logit_of((above - below) / 2, below + delta, above + delta, s, LINK)
         slope = slope_of(below + delta, above + delta, s, LINK)
     for side in tl.static_range(2 if COLS else 1):

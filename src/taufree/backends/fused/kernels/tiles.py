@@ -164,15 +164,16 @@ def _tally(out, at, length, slot, c, negatives, positives, AXIS: tl.constexpr, L
 @triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
 def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, rows_tally, cols_tally,
               N, M, first_col, row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr,
-              COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr,
-              ATOMIC: tl.constexpr, TRACK: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr,
-              LABELS: tl.constexpr, HARD: tl.constexpr,
+              EACH: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr,
+              IDS: tl.constexpr, ATOMIC: tl.constexpr, TRACK: tl.constexpr, PAD: tl.constexpr,
+              SPLIT: tl.constexpr, LABELS: tl.constexpr, HARD: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
     logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, width], of the
-    ``width`` columns from first_col on. With LABELS the first dimension is 3: the negatives' weights, the
+    ``width`` columns from first_col on. With EACH scale [N] is that of each anchor, and with COLS the
+    candidates are the anchors themselves. With LABELS the first dimension is 3: the negatives' weights, the
     positives', and the positives' logits. With HARD the negatives' logits have hardness * c added. TRACK adds
     to rows_tally [6, N] and cols_tally [6, M], see taufree.stats.Tally.
     """
@@ -235,28 +236,36 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         if COLS:
             _put(cols_out, ti, row_tiles, width, 0, k, across, ATOMIC)
     else:
-        logit = logit_of(c, gap, rise, tl.load(scale), LINK)
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        if EACH:
+            logit = c * tl.load(scale + i, i < N, 1.0)[:, None]
+        else:
+            logit = logit_of(c, gap, rise, tl.load(scale), LINK)
         if HARD:
             logit += hardness * c
-        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         logit = tl.where(counted, logit, float("-inf"))
         _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
         if COLS:
+            if EACH:
+                logit = tl.where(counted, c * tl.load(scale + j, j < M, 1.0)[None, :], float("-inf"))
             _put(cols_out, ti, row_tiles, width, 0, k, _log_sum(logit, 0), ATOMIC)
 
 
 @triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
 def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstream, step, weight, far_upstream,
                       rows_z, cols_z, labelled, far_labelled, out, learned, N, M, first_row, first_col,
-                      row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr, COLS: tl.constexpr,
-                      SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, LEARN: tl.constexpr,
-                      PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr, HARD: tl.constexpr,
+                      row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr, EACH: tl.constexpr,
+                      COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr,
+                      LEARN: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, LABELS: tl.constexpr,
+                      HARD: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """dL/d(u'.v') of the negatives of a chunk, both directions together, to out [rows, columns].
 
     dL/dL_i is upstream[i * step] * weight, that of the column j far_upstream[j * step] * weight.
     out is bfloat16, or float32 rounded to TF32; in split mode the rest follows after all columns.
-    LEARN also writes the tile's part of dL/dscale to learned [tiles]. With LABELS dL/dlogit of a pair of one
+    LEARN also writes the tile's part of dL/dscale to learned [tiles]; with EACH, as in tile_sums, that of its
+    rows to learned [col_tiles, rows] and that of its columns behind, to [row_tiles, columns], which are zeros
+    at first. With LABELS dL/dlogit of a pair of one
     label is keep times its share of the sum, minus its target; labelled [2, N] holds keep and target.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
@@ -265,7 +274,7 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
     if SELF:
         if col + BN <= row + 1:
             _store(out, tl.zeros((BM, BN), tl.float32), ti * BM, tj * BN, col_tiles * BN, SPLIT)
-            if LEARN:
+            if LEARN and not EACH:
                 tl.store(learned + tl.program_id(0), 0.0)
             return
     near, near_z = tl.load(upstream + i * step, i < N, 0.0) * weight, tl.load(rows_z + i, i < N, 0.0)
@@ -296,6 +305,21 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
                 kept = kept + far_keep * (far * far_z)[None, :]
             shares = tl.where(same, kept - 2.0 * (1.0 + delta) * target / (rise * r), shares)
         a = steep * shares
+    elif EACH:
+        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+        near_s = tl.load(scale + i, i < N, 1.0)[:, None]
+        a = near[:, None] * tl.exp(tl.where(counted, c * near_s, float("-inf")) - near_z[:, None])
+        if LEARN:
+            at = tj * (row_tiles * BM) + ti * BM + tl.arange(0, BM)
+            tl.store(learned + at, tl.sum(a * c, 1))
+        a *= near_s
+        if COLS:
+            far_s = tl.load(scale + j, j < M, 1.0)[None, :]
+            more = far[None, :] * tl.exp(tl.where(counted, c * far_s, float("-inf")) - far_z[None, :])
+            if LEARN:
+                at = row_tiles * col_tiles * BM + ti * (col_tiles * BN) + tj * BN + tl.arange(0, BN)
+                tl.store(learned + at, tl.sum(more * c, 0))
+            a += more * far_s
     else:
         s = tl.load(scale)
         logit = logit_of(c, gap, rise, s, LINK)
