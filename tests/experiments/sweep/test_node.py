@@ -5,7 +5,7 @@ from queue import SimpleQueue
 import pytest
 
 from taufree.experiments.digits import DigitsSettings
-from taufree.experiments.sweep.node import Task, train_task
+from taufree.experiments.sweep.node import Task, train_run
 from taufree.experiments.sweep.storage import Storage
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
@@ -15,7 +15,7 @@ RUN = Run("digits", "learnable", 0, DigitsSettings(epochs=3, batch_size=432))
 
 def told(task):
     queue = SimpleQueue()
-    event, files = train_task(task, queue)
+    event, files = train_run(task, queue.put)
     news = [queue.get() for _ in range(queue.qsize())]
     assert {attempt for attempt, _ in news} == {task.attempt}
     return event, files, [(one.kind, one.value) for _, one in news]
@@ -39,7 +39,7 @@ def test_a_run_goes_on_from_the_shared_checkpoint(tmp_path, whole, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "put", die)
         with pytest.raises(Killed):
-            train_task(Task(RUN, 0, 1, str(shared), every=0), SimpleQueue())
+            train_run(Task(RUN, 0, 1, str(shared), every=0), SimpleQueue().put)
     assert [path.name for path in shared.iterdir()] == [f"{RUN.slug}.zip"]
     event, files, news = told(Task(RUN, 1, 1, str(shared), every=0))
     epochs = [value[0] for kind, value in news if kind == "epoch"]
@@ -85,7 +85,7 @@ def test_a_storage_that_the_node_does_not_share_is_refused(tmp_path):
 def test_logs_come_to_the_driver_while_the_run_trains_and_at_its_end():
     run = Run("digits", "free", 0, RUN.settings, log=("csv",))
     queue = SimpleQueue()
-    event, files = train_task(Task(run, 0, 1, None, every=0), queue)
+    event, files = train_run(Task(run, 0, 1, None, every=0), queue.put)
     news = [queue.get()[1] for _ in range(queue.qsize())]
     sent = [one[f"logs/{run.slug}/metrics.csv"].count(b"\n") for one in news if isinstance(one, dict)]
     assert event.kind == "done"

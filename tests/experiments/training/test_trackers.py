@@ -136,6 +136,16 @@ def test_names_that_are_wrong_or_not_installed_are_refused(monkeypatch):
         parse_trackers("no_such_tracker")
 
 
+def test_weights_and_biases_without_a_login_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="the extra trackers is not installed")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    with pytest.raises(BadInputError, match=r"^wandb .*, log in by wandb login or set WANDB_MODE=offline\.$"):
+        check_trackers(["wandb"])
+
+
 def test_mlflow_without_an_address_is_refused(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(BadInputError, match=r"^--log mlflow needs MLFLOW_TRACKING_URI, such as http"):

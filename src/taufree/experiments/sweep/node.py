@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taufree import __version__
 from taufree.experiments.sweep.events import Event, Reporter, ending
@@ -21,9 +21,6 @@ from taufree.experiments.sweep.storage import Storage
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
 from taufree.util.machine import choose_device
-
-if TYPE_CHECKING:
-    from ray.util.queue import Queue
 
 Files = dict[str, bytes]
 """Files by their paths below the folder of the results."""
@@ -41,12 +38,20 @@ class Task:
     version: str = __version__
 
 
-def train_task(task: Task, queue: Queue) -> tuple[Event, Files]:
-    """Train the run, and return how it ended, with its files."""
+def train_task(task: Task, queue: Any) -> tuple[Event, Files]:
+    """Train the run as a task of Ray; ``queue`` is the actor of the driver's queue.
+
+    Nothing waits for the queue: Ray would give the CPU of a task that waits to another one.
+    """
+    return train_run(task, queue.put.remote)
+
+
+def train_run(task: Task, put: Callable[[Any], object]) -> tuple[Event, Files]:
+    """Train the run, put news of it into a queue, and return how it ended, with its files."""
     run = task.run
 
     def send(news: Event | Files) -> None:
-        queue.put((task.attempt, news))
+        put((task.attempt, news))
 
     send(Event(run, "begun"))
     with TemporaryDirectory(prefix="taufree-", ignore_cleanup_errors=True) as folder:

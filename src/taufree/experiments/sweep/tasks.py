@@ -91,7 +91,7 @@ class Tasks:
         task = Task(
             attempt.run, attempt.number, self._cluster.cpus, shared.url if shared else None, self._every
         )
-        self._under_way[self._train.remote(task, self._queue)] = attempt
+        self._under_way[self._train.remote(task, self._queue.actor)] = attempt
 
     def _hear(self, attempt: _Attempt, item: Event | Files) -> Iterator[Event]:
         if isinstance(item, dict):

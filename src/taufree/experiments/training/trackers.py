@@ -47,9 +47,12 @@ def check_trackers(names: Sequence[str]) -> None:
     if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb
 
+        advice, logged_in = "log in by wandb login or set WANDB_MODE=offline", True
         # Older versions do not know the argument; a run says then what is wrong.
-        with _service("wandb", "log in by wandb login or set WANDB_MODE=offline"), suppress(TypeError):
-            wandb.login(prompt=False)
+        with _service("wandb", advice), suppress(TypeError):
+            logged_in = wandb.login(prompt=False)
+        if not logged_in:
+            raise BadInputError(f"wandb has no key here, {advice}.")
     if "mlflow" in names:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             raise BadInputError(
