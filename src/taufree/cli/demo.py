@@ -20,10 +20,11 @@ def demo(
     out: Annotated[Path, typer.Option(parser=path, help="Folder of results and page.")] = Path("runs/demo"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time; they share the cores.")] = 2,
 ) -> None:
-    """Show both purposes in three minutes: a representation of digits, and matching their halves.
+    """Show both purposes on digits, in three minutes.
 
-    Trains small networks with six temperatures and with the two links that have none, prints what came of
-    it and writes OUT/report.html. Nothing is downloaded. An interrupted command, given again, goes on.
+    A representation of handwritten digits, and left halves that find their right halves: trains small
+    networks with six temperatures and with the two links that have none, prints what came of it and writes
+    OUT/report.html. Nothing is downloaded. An interrupted command, given again, goes on.
 
     \b
     Examples:

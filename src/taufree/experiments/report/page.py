@@ -47,7 +47,7 @@ def write_report(
         "number that has to be found by trying. The free link takes the log-odds of the cosine, log((1 + "
         "c) / (1 - c)), and has no such number. The learnable link trains tau together with the network, "
         "the calibrated one stretches the free link by a gain that it measures on the negative pairs, the "
-        "fitted one by the gain that makes the batches most likely."
+        "fitted one by the gain that makes the pairs of the batches most likely."
     )
     table = result_table(lines)
     page.heading("Results")
