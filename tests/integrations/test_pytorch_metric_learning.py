@@ -1,6 +1,7 @@
 """The drop-ins for pytorch-metric-learning, beside the real ones and with the rest of the library."""
 
 import pytest
+import pytorch_metric_learning
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
 
@@ -272,8 +273,12 @@ def test_wrong_rows_are_named_as_the_library_names_them(ours, theirs):
 def test_a_pair_is_positive_or_negative():
     """They are both if a miner's pairs of the batch go to a memory, where other rows have their indices."""
     both = tuple(torch.tensor(x) for x in ([0, 1], [2, 3], [0, 1], [4, 3]))
-    with pytest.raises(AssertionError):
-        losses.SupConLoss()(Z, indices_tuple=both)
+    if tuple(map(int, pytorch_metric_learning.__version__.split(".")[:2])) >= (
+        2,
+        9,
+    ):  # before, it did not look
+        with pytest.raises(AssertionError):
+            losses.SupConLoss()(Z, indices_tuple=both)
     with pytest.raises(
         ValueError, match=r"^indices_tuple must not name a pair as a positive and as a negative"
     ):
