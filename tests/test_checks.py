@@ -44,8 +44,11 @@ BAD = {
     "negative_ids must be an integer tensor, got dtype torch.float32": lambda x, i: info_nce(
         x, x, x, ids=i, negative_ids=i.float()
     ),
-    "embeddings must have N, V and D of at least 1, got [4, 0, 3]": lambda x, i: sup_con(
+    "embeddings must have shape [N, D] or [N, V, D], each at least 1, got [4, 0, 3]": lambda x, i: sup_con(
         x.new_ones(4, 0, 3), i
+    ),
+    "embeddings must have shape [N, D] or [N, V, D], each at least 1, got []": lambda x, i: sup_con(
+        x.new_ones(()), i
     ),
     "labels must be given unless embeddings are [N, V, D], got None": lambda x, i: sup_con(x),
     "labels must be given with keys, got None": lambda x, i: sup_con(x[None], keys=x, key_labels=i),

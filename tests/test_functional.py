@@ -206,6 +206,15 @@ def test_half_precision_inputs_under_the_autocast_of_the_other_half_dtype(dtype)
         torch.testing.assert_close(list(every_loss(a, b)), expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_hardness_and_weights_under_the_autocast_of_the_other_half_dtype(dtype):
+    a, b = rows(5, dtype=dtype), rows(5, seed=1, dtype=dtype)
+    other = torch.bfloat16 if dtype == torch.float16 else torch.float16
+    expected = nt_xent(a, b, hardness=2.0, weights=b[:, 0])
+    with torch.autocast("cpu", dtype=other):
+        assert torch.equal(nt_xent(a, b, hardness=2.0, weights=b[:, 0]), expected)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_keys_and_labels_from_inference_mode(backend):
     with torch.inference_mode():
@@ -215,6 +224,20 @@ def test_keys_and_labels_from_inference_mode(backend):
     assert torch.equal(*losses)
     assert torch.equal(*(torch.autograd.grad(loss, query)[0] for loss in losses))
     assert not sup_con(key, ids, backend=backend).requires_grad
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_from_inference_mode(backend, reduction):
+    with torch.inference_mode():
+        weights = torch.arange(7.0, dtype=torch.float64)
+    query, key = rows(7, dtype=torch.float64).requires_grad_(), rows(7, seed=1)
+    for loss in (info_nce, sigmoid_nce):
+        losses = [
+            loss(query, key, weights=w, reduction=reduction, backend=backend).sum()
+            for w in (weights, weights.clone())
+        ]
+        assert torch.equal(*(torch.autograd.grad(x, query)[0] for x in losses))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

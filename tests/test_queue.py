@@ -190,8 +190,12 @@ BAD = {
     "size must be an integer of at least 1, got float": lambda q: NegativeQueue(4.0, D),
     "size must be an integer of at least 1, got bool": lambda q: NegativeQueue(True, D),
     "dim must be an integer of at least 1, got -1": lambda q: NegativeQueue(4, -1),
-    "dtype must be a floating-point dtype, got torch.int64": lambda q: NegativeQueue(4, D, dtype=torch.int64),
-    "dtype must be a floating-point dtype, got half": lambda q: NegativeQueue(4, D, dtype="half"),
+    "dtype must be float16, bfloat16, float32 or float64, got torch.float8_e5m2": lambda q: NegativeQueue(
+        4, D, dtype=torch.float8_e5m2
+    ),
+    "dtype must be float16, bfloat16, float32 or float64, got half": lambda q: NegativeQueue(
+        4, D, dtype="half"
+    ),
     "keys must have shape [N, 4], got [2, 3]": lambda q: q.enqueue(torch.ones(2, 3)),
     "keys must have shape [N, 4], got [4]": lambda q: q.enqueue(torch.ones(4)),
     "keys must be a floating-point tensor, got list": lambda q: q.enqueue([[1.0] * D]),

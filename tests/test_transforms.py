@@ -88,15 +88,26 @@ def test_exported(link, n):
     close([torch.export.export(Loss(), inputs).module()(*inputs)], [nt_xent(*inputs, link=link)])
 
 
+@pytest.mark.parametrize("changed", ["hardness", "link", "bias"])
+def test_compiled_in_one_graph_for_numbers_that_change(changed):
+    a, b = views(6)
+    function = sigmoid_nce if changed == "bias" else info_nce
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    for number in (0.5, 2.0):
+        close([compiled(a, b, **{changed: number})], [function(a, b, **{changed: number})])
+
+
+@pytest.mark.parametrize("function", [nt_xent, sigmoid_nce])
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("link", [*LINKS, FittedLogOdds().eval(), Cubic()], ids=repr)
-def test_transformed_and_differentiated_twice(link, n):
+def test_transformed_and_differentiated_twice(link, n, function):
     inputs, ones = tuple(x.detach() for x in views(n)), [torch.ones(n, 8)] * 2
     found = []
     for backend in ("auto", "reference"):
 
         def loss(a, b, backend=backend):
-            return nt_xent(a, b, link=link, backend=backend)
+            return function(a, b, link=link, backend=backend)
 
         leaves = views(n)
         first = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)

@@ -183,8 +183,10 @@ def nt_xent(
     check_alike(view_a=view_a, view_b=view_b)
     if ids is not None:
         check_integers("ids", ids, view_a)
+    check_weights(weights, view_a)
     with no_autocast(view_a.device):  # whose cat refuses all half dtypes but its own
         views = torch.cat([view_a, view_b])
+        weights = None if weights is None else torch.cat([weights, weights])
     contrast = Contrast(
         views,
         shift=view_a.shape[0],
@@ -193,8 +195,6 @@ def nt_xent(
         hardness=check_hardness(hardness),
         tracker=_tracker,
     )
-    check_weights(weights, view_a)
-    weights = None if weights is None else torch.cat([weights, weights])
     return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
 
 
@@ -246,8 +246,9 @@ def sup_con(
     """
     check_float("embeddings", embeddings)
     views = embeddings.shape[1] if embeddings.dim() == 3 else None
-    if views is not None and 0 in embeddings.shape:
-        raise ValueError(f"embeddings must have N, V and D of at least 1, got {list(embeddings.shape)}.")
+    if embeddings.dim() not in (2, 3) or 0 in embeddings.shape:
+        got = list(embeddings.shape)
+        raise ValueError(f"embeddings must have shape [N, D] or [N, V, D], each at least 1, got {got}.")
     if labels is None:
         if views is None or keys is not None:
             needed = "with keys" if keys is not None else "unless embeddings are [N, V, D]"
@@ -268,7 +269,6 @@ def sup_con(
     if views is not None:
         embeddings, labels = embeddings.flatten(0, 1), labels.repeat_interleave(views)
         weights = None if weights is None else weights.repeat_interleave(views)
-    check_alike(embeddings=embeddings)
     contrast = Contrast(
         embeddings,
         keys,
@@ -352,6 +352,7 @@ def _loss(
     link = check_options(link, reduction, backend, kept=False)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         contrast = contrast.out_of_inference()
+        given = given.clone() if given is not None and given.is_inference() else given
     distributed.check_gather(gather_distributed)
     check_anchor_scale(link, contrast)
     if contrast.hardness and scale_hardness:
@@ -392,8 +393,9 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
     found = []
     for one in directions:
         loss = _loss(one, link, None, "none", gather, backend)
-        key = one.anchors.roll(-one.shift, 0) if one.keys is None else one.keys
-        positive = paired_logits(one.anchors, key, link)
+        with no_autocast(anchors.device):  # whose roll refuses all half dtypes but its own
+            key = one.anchors.roll(-one.shift, 0) if one.keys is None else one.keys
+            positive = paired_logits(one.anchors, key, link)
         count = _negative_count(one, gather).to(positive.dtype)
         found.append((loss + positive - count.clamp(min=1).log()).where(count > 0, 0))
     return torch.stack(found).detach()

@@ -13,6 +13,7 @@ from taufree.checks import check_float, check_integers
 from taufree.distributed import Gathering, GatherLike, Ranks, active
 
 NO_ID = torch.iinfo(torch.int64).min
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # that rows can be copied in
 
 
 class NegativeQueue(Gathering):
@@ -67,8 +68,8 @@ class NegativeQueue(Gathering):
                 raise TypeError(f"{name} must be an integer of at least 1, got {type(value).__name__}.")
             if value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value}.")
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise TypeError(f"dtype must be a floating-point dtype, got {dtype}.")
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}.")
         self.size, self.dim = size, dim
         self.register_buffer("rows", torch.zeros(size, dim, dtype=dtype, device=device))
         self.register_buffer("row_ids", torch.full((size,), NO_ID, device=device))

@@ -185,6 +185,6 @@ def check_number(name: str, value: object, need: str, good: Callable[[float], bo
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number) or not good(number):
+    if not -math.inf < number < math.inf or not good(number):  # torch.compile has no math.isfinite of inputs
         raise ValueError(f"{name} must be {need}, got {value}.")
     return number

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from taufree.backends import sigmoid
-from taufree.backends.autograd import uncompiled
+from taufree.backends.autograd import transforms_named, uncompiled
 from taufree.backends.blockwise import engine
 from taufree.backends.blockwise.engine import BlockwiseEngine, Place
 from taufree.backends.blockwise.rows import UnitRows, cut, spans
@@ -42,7 +42,8 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
 def _plain_loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:
     assert contrast.bias is not None
     number = contrast.bias.among(contrast.n).number
-    make, connected, second = engine_of(contrast, link, number)
+    with transforms_named("blockwise"):  # in which no scale can be copied
+        make, connected, second = engine_of(contrast, link, number)
     return sigmoid.loss(sigmoid.Visit("blockwise", make, second), contrast, connected, weights)
 
 
