@@ -6,9 +6,9 @@ import inspect
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -23,6 +23,11 @@ from taufree.experiments.sweep.results import Line
 from taufree.experiments.training import ranks
 from taufree.experiments.training.function import FunctionRun, name_of
 from taufree.util.errors import BadInputError
+from taufree.util.optional import require
+from taufree.util.source import own_files
+
+if TYPE_CHECKING:
+    from taufree.experiments.sweep.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def compare(
     out: str | Path = "runs/compare",
     *,
     settings: Mapping[str, Any] | None = None,
-    workers: int = 0,
+    workers: int | str = 0,
     fresh: bool = False,
 ) -> Comparison:
     """Train with each link side by side by a function of your own, and compare, as ``taufree run`` does.
@@ -85,7 +90,9 @@ def compare(
             of progress reads ``epochs`` there.
         workers: how many processes train at the same time; 0 trains in this process. The function of a
             process must be defined in a module or a script, which calls ``compare`` below
-            ``if __name__ == "__main__":``.
+            ``if __name__ == "__main__":``. A text is the address of a Ray cluster ("auto", "HOST:PORT", or
+            "local" for one on this machine alone), as ``taufree run --ray`` takes it; each run has a CPU
+            there, and a GPU if the cluster has any.
         fresh: run again what ``out`` has, which is set aside there.
 
     Example:
@@ -105,14 +112,23 @@ def compare(
         6
     """
     runs = _runs(train, links, seeds, settings or {})
-    if workers < 0:
+    if isinstance(workers, bool) or not isinstance(workers, int | str):
+        raise BadInputError(f"workers must be a number or an address of Ray, got {type(workers).__name__}.")
+    if isinstance(workers, int) and workers < 0:
         raise BadInputError(f"workers must be at least 0, got {workers}.")
     if ranks.world() > 1:
         raise BadInputError("compare must be called by one process, without torchrun.")
-    if workers:
+    cluster, jobs = None, 1
+    if isinstance(workers, str):
+        cluster, device = _connect(workers, train, runs)
+        runs = [replace(run, device=device) for run in runs]
+    elif workers:
         _check_processes(train)
+        jobs = workers
+    else:
+        jobs = 0
     folder = Path(out)
-    outcome = sweep(runs, folder, jobs=workers, console=Console(stderr=True), fresh=fresh)
+    outcome = sweep(runs, folder, jobs=jobs, cluster=cluster, console=Console(stderr=True), fresh=fresh)
     if outcome.interrupted:
         raise KeyboardInterrupt
     if outcome.refused:
@@ -156,6 +172,17 @@ def _runs(
         for seed in numbers
         for link in parse_links(named)
     ]
+
+
+def _connect(address: str, train: Callable[..., Any], runs: Iterable[FunctionRun]) -> tuple[Cluster, str]:
+    """The cluster, and the device of its runs."""
+    require("ray", "taufree[ray]")
+    from taufree.experiments.sweep.cluster import connect
+
+    modules = {getattr(getattr(train, "func", train), "__module__", "__main__")}
+    modules |= {run.link.partition(OWN)[0] for run in runs if OWN in run.link}
+    own = own_files(modules - {"__main__"})  # what a script itself defines is sent with the run
+    return connect(address, cpus=1, gpus=None, storage=None, device="auto", own_files=own)
 
 
 def _link_name(link: str | float | type) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import taufree
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep import cluster as clusters
 from taufree.experiments.sweep import tasks
@@ -191,6 +192,28 @@ def journal(folder):
     """The epochs that were begun, and how often."""
     file = folder / "begun"
     return Counter(file.read_text().split() if file.exists() else [])
+
+
+@pytest.mark.slow
+def test_a_function_of_ones_own_trains_there(two_nodes, tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(
+        "import torch\n"
+        "def drawn(link, seed):\n"
+        "    yield {'loss': link(torch.rand(())), 'drawn': torch.rand(())}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import script
+
+    here, there = (
+        taufree.compare(script.drawn, "free,0.5", seeds=2, out=tmp_path / str(workers), workers=workers)
+        for workers in (0, two_nodes[0].address)
+    )
+    found, expected = (
+        {(line["link"], line["seed"]): (line["metrics"], line["settings"]) for line in one.lines}
+        for one in (there, here)
+    )
+    assert found == expected
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numbers
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ ONLY_CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "
 class FunctionRun(Run):
     """A run whose training is a call ``function(link, seed, **options)``; ``options`` are JSON."""
 
-    function: Callable[..., Any] = print
+    function: Callable[..., Any] = field(default=print, compare=False)  # another object in another process
     options: str = "{}"
 
     @cached_property
