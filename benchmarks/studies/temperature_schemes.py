@@ -64,22 +64,26 @@ def milliseconds(link: str, pairs: int = 1024, columns: int = 128, repeats: int 
 
 
 def table(lines: list[dict], costs: dict[str, float]) -> None:
-    """Markdown: each link's metrics, its paired lead over the free one, and what it costs."""
+    """Markdown: each link's metrics and what it costs; then its paired lead over free and over fitted."""
     found, metrics = spreads(lines), list(Digits.metrics)
-    leads = [f"{metric} minus free" for metric in metrics]
-    head("scheme", "numbers to choose", *metrics, *leads, "seeds", "ms", "state")
-    for link in in_order({line["link"] for line in lines}):
-        ahead = [difference(lines, metric, link, "free") for metric in metrics]
+    links = in_order({line["link"] for line in lines})
+    head("scheme", "numbers to choose", *metrics, "seeds", "ms", "state")
+    for link in links:
         needs = scheme_needs(link)
         row(
             describe(link),
             str(numbers_of(link)),
             *(str(found[link][metric]) for metric in metrics),
-            *("" if one is None or link == "free" else one.brief() for one in ahead),
             str(found[link][metrics[0]].seeds),
             f"{costs[link]:.0f}" if link in costs else "-",
             "12 bytes a sample" if needs and "index" in needs else "none",
         )
+    print()
+    others = [(metric, other) for other in ("free", "fitted") for metric in metrics]
+    head("scheme", *(f"{metric} minus {other}" for metric, other in others))
+    for link in links:
+        leads = [difference(lines, metric, link, other) for metric, other in others]
+        row(describe(link), *("" if one is None or link == one.second else one.brief() for one in leads))
 
 
 def main() -> None:
