@@ -44,6 +44,8 @@ def sketch(contrast, link, tau):
     keys, losses = contrast.anchors if contrast.keys is None else contrast.keys, []
     for i in range(contrast.n):
         more = [] if contrast.queue is None else [contrast.queue]
+        if contrast.queue_ids is not None:
+            more = [contrast.queue[contrast.queue_ids != contrast.ids[i]]]
         more += [] if contrast.own_negatives is None else [contrast.own_negatives[i]]
         losses.append(one(i, contrast.anchors, keys, tau[i], more))
         if contrast.symmetric:

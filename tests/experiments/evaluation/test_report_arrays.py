@@ -51,7 +51,7 @@ def test_a_single_image_is_a_map_too():
 
 def test_neighbours_of_another_class_are_framed():
     fig = neighbour_figure(arrays())
-    sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))))
+    sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))).convert("RGB"))
     red = (sheet == (209, 73, 91)).all(-1)
     cell = THUMBNAIL_SIDE + 8
     assert red[:cell].sum() == 0
@@ -65,7 +65,7 @@ def test_extremes_on_the_wrong_side_are_framed():
     pictures = np.full((2, 3, THUMBNAIL_SIDE, THUMBNAIL_SIDE, 3), 120, np.uint8)
     anomalous = np.array([[True, True, False], [False, False, True]])
     fig = extreme_figure({"thumbnails": pictures, "anomalous": anomalous})
-    sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))))
+    sheet = np.asarray(Image.open(BytesIO(base64.b64decode(fig.data[0].source.split(",")[1]))).convert("RGB"))
     cell = THUMBNAIL_SIDE + 8
     # Three pictures take two lines of two: the third one stands below the first.
     cells = sheet[: 4 * cell, : 2 * cell].reshape(4, cell, 2, cell, 3)

@@ -14,7 +14,7 @@ from taufree.experiments.sweep.local import work
 from taufree.experiments.training.run import Run
 
 TINY = DigitsSettings(epochs=2, batch_size=432)
-BROKEN = DigitsSettings(epochs=2, batch_size=432, learning_rate=float("inf"))
+BROKEN = DigitsSettings(epochs=2, batch_size=432, learning_rate=1e37)
 
 
 @pytest.fixture(scope="module")

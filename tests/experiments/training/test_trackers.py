@@ -1,6 +1,7 @@
 """Trackers: every epoch once, also of a run that was interrupted; one that fails costs the log alone."""
 
 import csv
+import time
 
 import pytest
 import yaml
@@ -104,8 +105,10 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert first == again != other
     for folder in folders:
         (file,) = folder.glob("run-*.wandb")
-        content = file.read_bytes()
-        assert b"positive_cosine" in content
+        deadline = time.monotonic() + 120  # its own process writes it
+        while b"positive_cosine" not in (content := file.read_bytes()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         assert b"learning_rate" in content
         assert (b"final/knn" in content) == (folder != folders[0])
 
