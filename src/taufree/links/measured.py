@@ -135,6 +135,7 @@ class CalibratedLogOdds(_MeasuredLogOdds):
         return f"dimension={self.dimension:.3g}, {super().extra_repr()}"
 
 
+ROUNDING = 1e-6  # of sums in float32
 FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
 
 
@@ -205,6 +206,9 @@ class FittedLogOdds(_MeasuredLogOdds):
         curvature = self.curvature + variance + 2 * gradient.clamp(min=0)
         step = (gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
         untold = step.isnan()  # the batch has NaN, or nothing to compare
+        # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
+        largest = self.formula_scale() * math.log(2 / max(self.resolution, 1e-7))
+        untold = untold | ((gradient.abs() <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
         self.log_gain.copy_(torch.where(untold, self.log_gain, (self.log_gain - step).clamp(min=0)))
         self.curvature.copy_(torch.where(untold, self.curvature, curvature))
 
