@@ -273,10 +273,8 @@ def test_wrong_rows_are_named_as_the_library_names_them(ours, theirs):
 def test_a_pair_is_positive_or_negative():
     """They are both if a miner's pairs of the batch go to a memory, where other rows have their indices."""
     both = tuple(torch.tensor(x) for x in ([0, 1], [2, 3], [0, 1], [4, 3]))
-    if tuple(map(int, pytorch_metric_learning.__version__.split(".")[:2])) >= (
-        2,
-        9,
-    ):  # before, it did not look
+    version = pytorch_metric_learning.__version__.split(".")
+    if (int(version[0]), int(version[1])) >= (2, 9):  # before, it does not look
         with pytest.raises(AssertionError):
             losses.SupConLoss()(Z, indices_tuple=both)
     with pytest.raises(
