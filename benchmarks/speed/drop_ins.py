@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.support.markdown import head, row
 from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
+from taufree import LearnableTemperature, SigmoidNCE
 from taufree.bench.measure import about, extra_mib, milliseconds, pairs
 from taufree.util.json_lines import append_json
 
@@ -33,7 +34,6 @@ def cases(a: Tensor, b: Tensor) -> Iterator[Case]:
     from sentence_transformers.sentence_transformer import losses as sentences
 
     from taufree.integrations import lightly as our_lightly
-    from taufree.integrations import open_clip as our_clip
     from taufree.integrations import pytorch_metric_learning as our_metric
     from taufree.integrations import sentence_transformers as our_sentences
 
@@ -55,9 +55,9 @@ def cases(a: Tensor, b: Tensor) -> Iterator[Case]:
         yield f"{title}, ref_emb", *[lambda f=f: f(a, two, ref_emb=b, ref_labels=two) for f in both], size
 
     scale, bias = (torch.tensor(x, device=a.device, requires_grad=True) for x in (10.0, -10.0))
-    both = SigLipLoss(), our_clip.SigLipLoss(use_logit_scale=True)
-    unit = [nn.functional.normalize(x.detach(), dim=1).requires_grad_() for x in (a, b)]
-    yield "open_clip SigLipLoss", *[lambda f=f: f(*unit, scale, bias) for f in both], square
+    unit, theirs = [nn.functional.normalize(x.detach(), dim=1).requires_grad_() for x in (a, b)], SigLipLoss()
+    ours = SigmoidNCE(link=LearnableTemperature(TAU), bias=nn.Parameter(bias.detach())).to(a.device)
+    yield "open_clip SigLipLoss, SigmoidNCE", lambda: theirs(*unit, scale, bias), lambda: ours(*unit), square
 
     hard = {"hardness_mode": "all_negatives", "hardness_strength": 2.0}
     kinds = sentences.MultipleNegativesRankingLoss, our_sentences.MultipleNegativesRankingLoss
