@@ -377,8 +377,7 @@ def _loss(
 def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tensor:
     """[1, N], or [2, N] for both directions: the logarithm of the mean of exp(hardness c) over the negatives.
 
-    The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus the
-    positive's logit.
+    The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus the positive's logit.
     """
     link, anchors = Temperature(1 / contrast.hardness), contrast.anchors.detach()
     one = replace(contrast, hardness=0.0, decoupled=True, symmetric=False, tracker=None)
