@@ -67,6 +67,7 @@ class Contrast:
         offsets: and divided by exp(offset): [1, N], or [2, N] with those of the keys if ``symmetric``.
         bias: that of the sigmoid loss, for pairs in the batch, one way.
         tracker: where the backend leaves the statistics of the pairs, if they are wanted.
+        matrix: all pairs, if a link has computed them already; for the backend that made it, once.
     """
 
     anchors: Tensor
@@ -86,6 +87,7 @@ class Contrast:
     offsets: Tensor | None = None
     bias: Bias | None = None
     tracker: Tracker | None = None
+    matrix: Any = None
 
     @property
     def n(self) -> int:

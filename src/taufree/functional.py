@@ -361,7 +361,8 @@ def _loss(
     if distributed.active(gather_distributed):
         found = sharded.loss(contrast, link, given, reduction, gather_distributed, backend)
     else:
-        link = link.prepare(ContrastMeasure(contrast))
+        measure = ContrastMeasure(contrast, link)
+        link, contrast = link.prepare(measure), measure.contrast
         labelled = contrast.labels is not None and reduction != "none"
         positives = contrast.positive_count() if labelled else None
         weights = anchor_weights(reduction, contrast.n, positives, given)

@@ -40,7 +40,7 @@ def check_rows(**rows: Tensor) -> None:
 
 def prepare(link: Link, query: Tensor, positive_key: Tensor, negative_keys: Tensor | None = None) -> Link:
     """The link that one loss uses, measured on these embeddings if it measures; call it once a loss."""
-    return link.prepare(ContrastMeasure(Contrast(query, positive_key, queue=negative_keys)))
+    return link.prepare(ContrastMeasure(Contrast(query, positive_key, queue=negative_keys), link))
 
 
 def prepare_by_mask(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from taufree import LogOdds
 from taufree.backends.measure import ContrastMeasure, MaskMeasure
 from tests.support.contrasts import contrasts
 
@@ -31,7 +32,7 @@ def test_the_means_are_those_of_a_loop_over_the_pairs(kind):
         positive.append(positives.mean())
         candidate.append(others.mean())
         count.append(torch.tensor(float(len(others))))
-    found = ContrastMeasure(contrast).cosines()
+    found = ContrastMeasure(contrast, LogOdds()).cosines()
     expected = [torch.stack(x).double().mean() for x in (positive, candidate, count)]
     torch.testing.assert_close(torch.stack(found[:3]), torch.stack(expected))
     assert found.dimensions == 5
@@ -50,5 +51,5 @@ def test_masks_give_the_same_means(kind):
         same = contrast.labels[:, None] == contrast.labels
         positives, negatives = same & ~itself, ~same
     found = MaskMeasure(1 - cosine, 1 + cosine, negatives, positives, 5).cosines()
-    expected = ContrastMeasure(contrast).cosines()
+    expected = ContrastMeasure(contrast, LogOdds()).cosines()
     torch.testing.assert_close(torch.stack(found[:3]), torch.stack(expected[:3]))

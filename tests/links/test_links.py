@@ -7,8 +7,9 @@ import torch
 
 from taufree import LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import fused
-from taufree.backends.blockwise.tiles import OddsTile, SoftmaxTile, tile_kind
+from taufree.backends.blockwise.tiles import OddsTile, PlainTile, SoftmaxTile, tile_kind
 from taufree.contrast import Contrast
+from taufree.links.log_odds import with_gain
 
 
 class Cubic(Link):
@@ -230,11 +231,29 @@ def test_a_subclass_has_the_formula_unless_its_logit_is_its_own(monkeypatch):
 
 def test_the_fast_tiles_are_for_a_gain_of_one_that_nothing_learns():
     assert tile_kind(LogOdds(gain=1)) is OddsTile
-    assert tile_kind(LogOdds(gain=2)) is SoftmaxTile
-    for name in ("gain", "resolution"):
-        link = LogOdds()
-        setattr(link, name, torch.nn.Parameter(torch.tensor(1.0)))
-        assert tile_kind(link) is SoftmaxTile
+    assert tile_kind(LogOdds(gain=1), learns=True) is PlainTile
+    link = LogOdds()
+    link.resolution = torch.nn.Parameter(torch.tensor(1.0))
+    assert tile_kind(link) is SoftmaxTile
+
+
+@pytest.mark.parametrize(
+    ("link", "kind"),
+    [
+        (LogOdds(gain=2), PlainTile),
+        (LogOdds(gain=20), PlainTile),
+        (LogOdds(gain=21), SoftmaxTile),  # 2^112 where no pair is near
+        (LogOdds(gain=20, resolution=1e-14), SoftmaxTile),  # 2^950 at c = 1
+        (LogOdds(gain=2, resolution=0), SoftmaxTile),
+        (with_gain(torch.tensor(1.0), 1e-4), OddsTile),
+        (with_gain(torch.tensor(3.0), 1e-4), PlainTile),
+        (with_gain(torch.tensor(torch.nan), 1e-4), SoftmaxTile),
+        (Temperature(0.02), PlainTile),
+        (Temperature(0.01), SoftmaxTile),
+    ],
+)
+def test_sums_are_plain_where_the_weights_stay_in_range(link, kind):
+    assert tile_kind(link) is kind
 
 
 @pytest.mark.parametrize("link", [LogOdds(2.0, 1e-3), Temperature(0.2), LearnableTemperature(0.5, 10.0)])

@@ -31,37 +31,37 @@ def summary(sums: Tensor) -> Likelihood:
     return Likelihood(gradient / count, variance / count)
 
 
-def is_one_matrix(contrast: Contrast) -> bool:
-    """Whether all anchors are looked at, and have one positive and as many negatives each."""
-    inputs = [x for x in contrast.inputs if x is not None]
-    plain = contrast.in_batch and contrast.groups is None and contrast.own_negatives is None
-    plain = plain and contrast.bias is None
-    plain = plain and not torch.compiler.is_compiling()  # which would compile again for larger batches
-    alike = all(x.dtype == inputs[0].dtype for x in inputs) and inputs[0].is_cpu
-    return plain and alike and contrast.n <= MAX_ANCHORS and 2 < contrast.candidate_count <= 2 * MAX_ANCHORS
+def of_matrix(contrast: Contrast, link: Link, gap: Tensor, positive: Tensor) -> Likelihood:
+    """What :class:`AnchorSample` gives for a plain contrast whose pairs are known, in a third of the calls.
 
-
-def of_one_matrix(contrast: Contrast, link: Link) -> Likelihood:
-    """What :class:`AnchorSample` gives for such a contrast, in a fifth of the calls: for few pairs these take
-    longer than their arithmetic, so that all of it is in float64."""
+    ``gap`` [N, M] is 1 - c of all candidates, that of the positives not needed, and ``positive`` [N] theirs.
+    """
     n, views = contrast.n, contrast.keys is None
-    rows = [x.detach() for x in contrast.inputs if x is not None]
-    wide = torch.cat(rows).to(wide_dtype(rows[0].device))
-    unit = torch.nn.functional.normalize(wide, dim=1, eps=shortest(rows[0].dtype))
-    gap = (1 - unit[:n] @ (unit if views else unit[n:]).T).clamp_(0, 2)
-    logits = link.logit(1 - gap, gap, 2 - gap)
-    target = logits.diagonal(contrast.shift)
-    if views:  # the anchor itself does not count
-        share = logits.clone().fill_diagonal_(-torch.inf).softmax(1)
-        logits, target = logits.fill_diagonal_(0), target.repeat(2)
+    if n > MAX_ANCHORS:
+        index = _sample(n, gap.device)
+        gap, positive = gap[index], positive[index]
     else:
-        share = logits.softmax(1)
+        index = torch.arange(n, device=gap.device)
+    logits, target = (link.logit(1 - x, x, 2 - x) for x in (gap, positive))
+    logits.scatter_(1, ((index + contrast.shift) % n)[:, None], target[:, None])
+    if views:  # the anchor itself does not count
+        logits.scatter_(1, index[:, None], -torch.inf)
+    share = logits.softmax(1)
+    if views:
+        logits.scatter_(1, index[:, None], 0)
     negatives, smoothing = logits.shape[1] - (2 if views else 1), 1 / (n + 2)
     weighted = share * logits
     mean = weighted.sum(1)
     variance = (torch.linalg.vecdot(weighted, logits) - mean.square()).clamp_(min=0)
     other = (logits.sum(1) - target) / negatives
-    return Likelihood((mean - torch.lerp(target, other, smoothing)).mean(), variance.mean())
+    gradient = mean - torch.lerp(target, other, smoothing)
+    return Likelihood(gradient.mean(dtype=torch.float64), variance.mean(dtype=torch.float64))
+
+
+def _sample(n: int, device: torch.device) -> Tensor:
+    """Up to 128 of n anchors, spread evenly."""
+    count = min(n, MAX_ANCHORS)
+    return torch.arange(count, device=device) * n // count
 
 
 class Totals:
@@ -163,8 +163,8 @@ class AnchorSample:
         self.contrast, self.link, n = contrast, link, contrast.n
         device = contrast.anchors.device
         self.dtype = result_dtype(*contrast.inputs)
-        count = min(n, MAX_ANCHORS)
-        self.index = torch.arange(count, device=device) * n // count
+        self.index = _sample(n, device)
+        count = len(self.index)
         unit = self._unit(contrast.anchors[self.index])
         self.origin = unit.mean(0)
         self.u, self.square = self._around_origin(unit)

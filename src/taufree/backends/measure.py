@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from taufree.backends import cosines, likelihood, moments
+from taufree.backends.blockwise import one_tile
+from taufree.backends.blockwise.tiles import offset_of
+from taufree.backends.numerics import full_precision
 from taufree.contrast import Contrast
 from taufree.links import Cosines, Likelihood, Link
 
@@ -13,11 +18,14 @@ from taufree.links import Cosines, Likelihood, Link
 class ContrastMeasure:
     """See :class:`taufree.links.Measure`."""
 
-    def __init__(self, contrast: Contrast) -> None:
-        self.contrast = contrast
+    def __init__(self, contrast: Contrast, link: Link) -> None:
+        self.contrast, self.link = contrast, link
 
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
-        return moments.measure(self.contrast)
+        with torch.no_grad():
+            if (matrix := self._matrix()) is not None:
+                return moments.of_matrix(self.contrast, *matrix)
+            return moments.measure(self.contrast)
 
     @torch.no_grad()
     def cosines(self) -> Cosines:
@@ -27,11 +35,19 @@ class ContrastMeasure:
 
     def likelihood(self, link: Link) -> Likelihood:
         with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
-            if likelihood.is_one_matrix(self.contrast):
-                return likelihood.of_one_matrix(self.contrast, link)
+            if (matrix := self._matrix()) is not None:
+                return likelihood.of_matrix(self.contrast, link, *matrix)
             sample = likelihood.AnchorSample(self.contrast, link)
             sample.add_own()
             return likelihood.summary(sample.sums(self.contrast.n))
+
+    def _matrix(self) -> tuple[Tensor, Tensor] | None:
+        """1 - c of a small batch: of all pairs, and of the positives. The contrast keeps it for the loss."""
+        contrast = self.contrast
+        if contrast.matrix is None and one_tile.measurable(contrast):
+            with full_precision(contrast.anchors.device):
+                self.contrast = contrast = replace(contrast, matrix=one_tile.matrix_of(contrast, self.link))
+        return None if contrast.matrix is None else contrast.matrix.gaps(contrast, offset_of(self.link))
 
 
 class MaskMeasure:

@@ -34,6 +34,21 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     return summary(squares.sums(), contrast.anchors.shape[1])
 
 
+def of_matrix(contrast: Contrast, gap: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a plain contrast, whose 1 - c [N, M] and that of the positives [N] are known."""
+    cosine, views = 1 - gap, contrast.keys is None
+    cosine.diagonal(contrast.shift).zero_()
+    if views:
+        cosine.diagonal(0).zero_()
+        cosine.diagonal(contrast.shift - contrast.n).zero_()
+    negatives = cosine.shape[1] - (2 if views else 1)
+    means = torch.linalg.vecdot(cosine, cosine).double() / negatives
+    return summary(
+        torch.stack([means.new_full((), len(means)), means.sum(), means.square().sum()]),
+        contrast.anchors.shape[1],
+    )
+
+
 def sums(total: Tensor, count: Tensor) -> Tensor:
     """[3]: how many anchors have negatives; the sums of their means, and of these means' squares.
 

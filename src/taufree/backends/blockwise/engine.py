@@ -28,12 +28,14 @@ from taufree.backends.blockwise.tiles import (
     Direction,
     LeftOut,
     OddsTile,
+    PlainTile,
     Side,
     SoftmaxTile,
     keep_freed_memory,
     learned,
     link_gradient,
     near,
+    offset_of,
     omitted,
     parameters,
     tile_kind,
@@ -45,7 +47,7 @@ from taufree.links import Link, from_formula
 from taufree.stats import Tally, add_tile
 
 Similarity: TypeAlias = tuple[Tensor, Tensor, Tensor]  # c, 1 - c and 1 + c
-Tile: TypeAlias = OddsTile | SoftmaxTile
+Tile: TypeAlias = OddsTile | PlainTile | SoftmaxTile
 
 TILE_SIZE = 512  # rows and columns of a tile: 1 MiB in float32
 KEPT_BYTES = 24 * 2**20  # of tiles kept between the two visits
@@ -94,7 +96,7 @@ class _Blockwise(torch.autograd.Function):
         integers = [getattr(contrast, name) for name in INTEGER_FIELDS]
         ctx.save_for_backward(*integers, *inputs[:4], *scales)
         without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved above, freed after the backward
-        ctx.contrast = replace(contrast, **without, tracker=None)
+        ctx.contrast = replace(contrast, **without, tracker=None, matrix=None)
         ctx.link, ctx.weights = link, weights
         ctx.params, ctx.values = params, values_of(params)
         ctx.wanted = ctx.needs_input_grad[4:]
@@ -212,8 +214,8 @@ class BlockwiseEngine:
         if link.per_anchor and link.formula is not None:
             scale = torch.as_tensor(link.formula_scale()).detach().to(self.wide)
             self.scales = scale[: self.n], scale[-self.n :]
-            self.link = link = from_formula(link.formula, scale.new_ones(()))
-        self.kind = SoftmaxTile if contrast.hardness else tile_kind(link)
+            self.link = from_formula(link.formula, scale.new_ones(()))
+        self.kind = SoftmaxTile if contrast.hardness or link.per_anchor else tile_kind(link, bool(params))
 
     @torch.no_grad()
     def run(self, weights: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
@@ -414,7 +416,7 @@ class BlockwiseEngine:
         rows, cols, u, v = cut(place.rows), cut(place.cols), self.u, place.block
         assert u.unit is not None
         assert v.unit is not None
-        offset = self.kind.offset(self.link)
+        offset = offset_of(self.link)
         gap = torch.addmm(u.unit.new_full((1,), 1 + offset), u.unit[rows], v.unit[cols].T, alpha=-1)
         left_out = same = rise = None
         if v is self.v:
@@ -438,7 +440,9 @@ class BlockwiseEngine:
                 gap, rise = left_out.fill(gap, 1), left_out.fill(rise, 1)
         harder = None
         if self.contrast.hardness:
-            harder = (1 - gap if rise is None else (rise - gap) / 2).mul_(self.contrast.hardness)
+            harder = (1 + offset - gap if rise is None else (rise + offset - gap) / 2).mul_(
+                self.contrast.hardness
+            )
             harder = harder if same is None else harder.masked_fill_(same, 0)
         if tallied is not None and tallied.tally is not None:
             tallies = [(tallied.tally, rows, 1)]

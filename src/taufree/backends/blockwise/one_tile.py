@@ -10,18 +10,29 @@ short or very long, and negatives that nearly agree with their anchor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from taufree.backends.blockwise.tiles import Direction, LeftOut, Side, link_gradient, near, tile_kind
+from taufree.backends.autograd import transformed
+from taufree.backends.blockwise.tiles import (
+    Direction,
+    LeftOut,
+    Side,
+    link_gradient,
+    near,
+    offset_of,
+    tile_kind,
+)
 from taufree.backends.numerics import shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
+MAX_PAIRS = 2**18  # of a matrix that a link measures
 FLOAT64_PRODUCT = 2**19  # multiplications of a product that float64 does in the time of a few calls
 FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more digits than float32 has
 
@@ -62,15 +73,49 @@ def _in_float64(contrast: Contrast, link: Link) -> bool:
     return smooth and result_dtype(*contrast.inputs) != wide_dtype(device)
 
 
-@torch.no_grad()
-def run(
-    contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
-    weights: Tensor | float | None,
-) -> tuple[Tensor, list[Tensor | None]] | None:  # fmt: skip
-    """Losses and gradients as :meth:`.engine.BlockwiseEngine.run` gives them; None where it must be asked."""
+@dataclass
+class Matrix:
+    """All pairs of a contrast, anchors by candidates.
+
+    A link that measures the batch makes it before the loss does; the loss overwrites ``gap``.
+
+    Attributes:
+        gap: [N, M], 1 - c + :func:`.tiles.offset_of`; 1 where a pair is ``left_out``, unless ``positive`` is
+            None.
+        positive: c, 1 - c and 1 + c of each row with its positive, exactly; of two views those of the first
+            alone. None where ``gap`` has them to as many digits as float32.
+        exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``gap``.
+        inverse: [rows, 1], what made them unit rows.
+    """
+
+    gap: Tensor
+    positive: tuple[Tensor, Tensor, Tensor] | None
+    left_out: LeftOut | None
+    exact: Tensor
+    unit: Tensor
+    inverse: Tensor
+
+    def gaps(self, contrast: Contrast, offset: float) -> tuple[Tensor, Tensor]:
+        """1 - c [N, M], whatever it is of the pairs left out, and 1 - c of the positives [N]."""
+        gap = (self.gap - offset).clamp_(0, 2)
+        found = gap.diagonal(contrast.shift) if self.positive is None else self.positive[1].to(gap.dtype)
+        return gap, found.repeat(2) if contrast.keys is None else found
+
+
+def measurable(contrast: Contrast) -> bool:
+    """Whether all anchors have one positive and as many negatives each, and few enough for one matrix."""
+    plain = contrast.in_batch and contrast.groups is None and contrast.own_negatives is None
+    plain = plain and contrast.bias is None and contrast.anchors.is_cpu
+    # torch.compile would compile again for larger batches.
+    if not plain or torch.compiler.is_compiling() or transformed():
+        return False
+    return contrast.candidate_count > 2 and contrast.n * contrast.candidate_count <= MAX_PAIRS
+
+
+def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
+    """The matrix, as exact as a link of this formula needs it; None for rows that are left to the engine."""
     n, views, in_float64 = contrast.n, contrast.keys is None, _in_float64(contrast, link)
-    labelled, both = contrast.labels is not None, contrast.symmetric
-    given = [x for x in inputs[:3] if x is not None]
+    given = [x.detach() for x in contrast.inputs[:3] if x is not None]
     dtype, wide = result_dtype(*given), wide_dtype(given[0].device)
     exact = (given[0] if len(given) == 1 else torch.cat(given)).to(wide, copy=True)
     length = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
@@ -82,19 +127,43 @@ def run(
     if not in_float64:
         unit, inverse = unit.to(dtype), inverse.to(dtype)
 
-    first = 0 if views else n if contrast.in_batch else 2 * n
-    u, candidates, kind = unit[:n], unit[first:], tile_kind(link)
-    offset = kind.offset(link)
-    gap = torch.addmm(unit.new_full((1,), 1 + offset), u, candidates.T, alpha=-1)
+    first, offset = 0 if views else n if contrast.in_batch else 2 * n, offset_of(link)
+    gap = torch.addmm(unit.new_full((1,), 1 + offset), unit[:n], unit[first:].T, alpha=-1)
     left_out = LeftOut.of(contrast, range(n), range(n)) if contrast.in_batch else None
+    positive = None
     if not in_float64:
         if left_out is not None:
             left_out.fill(gap, 1)
         if near(gap, offset):
             return None
+        if contrast.labels is None:
+            pairs = contrast.shift if views else n
+            positive = _chords(exact[:pairs], exact[pairs : 2 * pairs])
+    return Matrix(gap, positive, left_out, exact, unit, inverse)
+
+
+@torch.no_grad()
+def run(
+    contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
+    weights: Tensor | float | None,
+) -> tuple[Tensor, list[Tensor | None]] | None:  # fmt: skip
+    """Losses and gradients as :meth:`.engine.BlockwiseEngine.run` gives them; None where it must be asked."""
+    matrix: Matrix | None = contrast.matrix or matrix_of(contrast, link)
+    if matrix is None:
+        return None
+    n, views, labelled, both = (
+        contrast.n,
+        contrast.keys is None,
+        contrast.labels is not None,
+        contrast.symmetric,
+    )
+    exact, unit, positive = matrix.exact, matrix.unit, matrix.positive
+    given = [x for x in inputs[:3] if x is not None]
+    dtype, wide = result_dtype(*given), exact.dtype
+    kind = tile_kind(link, bool(params))
     same = contrast.same_label(range(n), range(n)) if labelled else None
-    inside = contrast.shift if in_float64 and not labelled else None  # the diagonal of the positives
-    tile = kind(link, gap, None, left_out, same, bool(params), inside)
+    inside = contrast.shift if positive is None and not labelled else None  # the diagonal of the positives
+    tile = kind(link, matrix.gap, None, matrix.left_out, same, bool(params), inside)
 
     if weights is not None:
         weights = weights.to(wide) if isinstance(weights, Tensor) else exact.new_full((1,), weights)
@@ -109,11 +178,10 @@ def run(
     else:
         # The pairs of each row with its positive; of two views the second half has those of the first.
         pairs = contrast.shift if views else n
-        if tile.positives is None:
-            a, b = exact[:pairs], exact[pairs : 2 * pairs]
-            positive = _chords(a, b)
+        if positive is not None:
             logit = link.logit(*positive)
         else:
+            assert tile.positives is not None
             logit, slope = tile.positives
         every = logit.repeat(2) if views else logit
         log_s = kind.log((torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)).to(wide))
@@ -135,7 +203,7 @@ def run(
         missed = grad.expand_as(log_z) if contrast.decoupled else missed.mul_(grad)
         missed = missed.sum(0) if both else missed
         missed = missed[:pairs] + missed[pairs:] if views else missed  # minus dL/dlogit of the pairs
-        if tile.positives is not None:
+        if positive is None:
             slopes.diagonal(contrast.shift).copy_(missed * slope).neg_()
             more: Sequence[Tensor | None] = [-(missed * logit).sum() / p for p in params]  # the scale alone
         else:
@@ -143,11 +211,12 @@ def run(
             pull = (missed * link.slope(*positive)).neg_()[:, None]
         found = [_sum(parts) for parts in zip(found, more, strict=True)]
 
-    back = slopes.T @ u
-    out = back.addmm_(slopes, unit) if views else torch.cat([slopes @ candidates, back])
+    back = slopes.T @ unit[:n]
+    out = back.addmm_(slopes, unit) if views else torch.cat([slopes @ unit[-slopes.shape[1] :], back])
     if not views and not contrast.in_batch:  # the keys are positives alone
         out = torch.cat([out[:n], out.new_zeros(n, out.shape[1]), out[n:]])
-    if not labelled and tile.positives is None:
+    if positive is not None:
+        a, b = exact[:pairs], exact[pairs : 2 * pairs]
         sign = torch.ones_like(pull).copysign_(positive[0][:, None])  # never 0, also at right angles
         # b - a for b (b + a if they are opposite): the same but for the part along a, and exact where they
         # agree.
@@ -155,7 +224,7 @@ def run(
         out[:pairs] += apart * pull
         out[pairs : 2 * pairs] -= apart.mul_(sign * pull)
     radial = torch.linalg.vecdot(out, unit).unsqueeze(-1)
-    out = out.addcmul_(unit, radial, value=-1).mul_(inverse).to(dtype)
+    out = out.addcmul_(unit, radial, value=-1).mul_(matrix.inverse).to(dtype)
     split = iter(torch.split(out, [len(x) for x in given]))
     return losses, [*(None if x is None else next(split) for x in inputs[:4]), *found]
 

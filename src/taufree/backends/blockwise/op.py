@@ -15,7 +15,7 @@ from torch import Tensor
 
 from taufree.backends.autograd import no_second_derivative
 from taufree.backends.blockwise.engine import evaluate
-from taufree.backends.blockwise.tiles import OddsTile, tile_kind
+from taufree.backends.blockwise.tiles import at_gain_one
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
@@ -36,7 +36,7 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
     """The weighted sum of the anchors' losses, or each anchor's loss; ``link`` has a formula."""
     formula, scale, device = link.formula, link.formula_scale(), contrast.anchors.device
     assert formula is not None
-    kind: str = ODDS if tile_kind(link) is OddsTile else formula.kind
+    kind: str = ODDS if at_gain_one(link) else formula.kind
     if not isinstance(scale, Tensor):
         scale = torch.full((), scale, dtype=wide_dtype(device), device=device)
     losses: Tensor

@@ -21,10 +21,10 @@ from taufree.backends.blockwise.tiles import (
     OddsTile,
     Side,
     SoftmaxTile,
+    at_gain_one,
     keep_freed_memory,
     learned,
     link_gradient,
-    tile_kind,
 )
 from taufree.backends.numerics import full_precision
 from taufree.contrast import Contrast, Shard
@@ -131,7 +131,7 @@ class BlockwiseSigmoid(BlockwiseEngine):
             number if bias is None else number + bias.detach().to(anchors.device, self.wide)
         )
         self.bias_grad = torch.zeros((), dtype=self.wide, device=anchors.device) if some[2] else None
-        plain = tile_kind(link) is OddsTile and bias is None and abs(number) <= sigmoid.MAX_PLAIN_BIAS
+        plain = at_gain_one(link) and bias is None and abs(number) <= sigmoid.MAX_PLAIN_BIAS
         self.kind = SigmoidOddsTile if plain else SigmoidTile
 
     @torch.no_grad()

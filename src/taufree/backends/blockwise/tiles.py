@@ -1,7 +1,8 @@
 """What a tile of the similarity matrix adds to the sums and to the gradient, link by link.
 
-Two kinds: :class:`OddsTile` for the log-odds at gain 1, whose weights (1+c)/(1-c) are plain numbers
-that need no exponential and no maximum, and :class:`SoftmaxTile` for every other link.
+Three kinds: :class:`OddsTile` for the log-odds at gain 1, whose weights (1+c)/(1-c) are plain numbers that
+need no exponential and no maximum; :class:`PlainTile` for other gains and for temperatures, whose weights
+need no maximum while they stay in range; and :class:`SoftmaxTile` for every other link.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from taufree.links import Link, from_formula
 from taufree.stats import Omitted, Tally
 
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
+LN2 = math.log(2)
+# Of the weights of a PlainTile, logarithms to base 2: in float32 where no pair is near, in float64 elsewhere.
+FLOAT32_BITS, FLOAT64_BITS = 110, 900
+MAX_LOG_Z = 80.0  # whose exp(-log_z) is in float32's range; beyond, coefficients are products in float64
 
 
 def near(gap: Tensor, offset: float, limit: float = NEAR_GAP) -> bool:
@@ -104,24 +109,34 @@ def omitted(left_out: LeftOut | None, tile: Tensor) -> Omitted | None:
     return left_out.fill, sum(tile.diagonal(k).numel() for k in left_out.diagonals)
 
 
-class OddsTile:
-    """LogOdds at gain 1, with r = 1/(1 + delta - c): weight = 2(1+delta)r - 1, its slope 2(1+delta)r^2.
-
-    ``gap`` comes with :meth:`offset` = delta added to it, from the matrix product that makes it.
-    """
+class _PlainSums:
+    """Sums of weights exp(logit) as they are."""
 
     empty_sum = 0.0  # the sum over no pair
 
     @staticmethod
-    def offset(link: Link) -> float:
-        assert link.formula is not None
-        return link.formula.resolution
+    def merge(total: Tensor, logits: Tensor) -> Tensor:
+        """``total`` with the weights of ``logits`` [..., K] added."""
+        return total + logits.exp().sum(-1)
+
+    @staticmethod
+    def join(total: Tensor, more: Tensor) -> Tensor:
+        """Two sums as one."""
+        return total + more
+
+    @staticmethod
+    def log(total: Tensor) -> Tensor:
+        return total.clamp(min=0).log()  # rounding of pairs with c = -1
+
+
+class OddsTile(_PlainSums):
+    """LogOdds at gain 1, with r = 1/(1 + delta - c): weight = 2(1+delta)r - 1, its slope 2(1+delta)r^2."""
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
         learns: bool, positives_at: int | None = None,
     ) -> None:  # fmt: skip
-        resolution = self.offset(link)
+        resolution = offset_of(link)
         self.twice = 2 * (1 + resolution)
         self.same = same
         self.near = rise is not None
@@ -164,20 +179,6 @@ class OddsTile:
             return self.r.sum(dim).mul_(self.twice).sub_(count)
         return (self.weight if among is None else self.weight * among).sum(dim)
 
-    @staticmethod
-    def merge(total: Tensor, logits: Tensor) -> Tensor:
-        """``total`` with the weights of ``logits`` [..., K] added."""
-        return total + logits.exp().sum(-1)
-
-    @staticmethod
-    def join(total: Tensor, more: Tensor) -> Tensor:
-        """Two sums as one."""
-        return total + more
-
-    @staticmethod
-    def log(total: Tensor) -> Tensor:
-        return total.clamp(min=0).log()  # rounding of pairs with c = -1
-
     def logits(self, among: Tensor) -> Tensor:
         """The logits of the pairs ``among``, 0 elsewhere."""
         assert self.weight is not None
@@ -188,25 +189,108 @@ class OddsTile:
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, summed over the directions; consumes the tile."""
         shares = [self.twice * side.grad * torch.exp(-side.log_z) for side in sides]
+        if self.same is None:
+            return self.r.square_().mul_(_sum([share.to(self.r.dtype) for share in shares])), ()
+        assert self.weight is not None
         scale = _sum(shares).to(self.r.dtype)
-        if self.same is not None:
-            assert self.weight is not None
-            kept = _sum([side.keep * share for side, share in zip(sides, shares, strict=True)]).to(
-                self.r.dtype
-            )
-            target = _sum([self.twice * side.target for side in sides]).to(self.r.dtype)
-            scale = torch.where(self.same, kept - target / self.weight, scale)
+        kept = _sum([side.keep * share for side, share in zip(sides, shares, strict=True)]).to(self.r.dtype)
+        target = _sum([self.twice * side.target for side in sides]).to(self.r.dtype)
+        scale = torch.where(self.same, kept - target / self.weight, scale)
         return self.r.square_().mul_(scale), ()
+
+
+class PlainTile(_PlainSums):
+    """A link with a formula, by its weights exp(logit), which are in range, see :func:`tile_kind`; those of
+    pairs that are near in float64."""
+
+    def __init__(
+        self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
+        learns: bool, positives_at: int | None = None,
+    ) -> None:  # fmt: skip
+        self.near, self.same = rise is not None, same
+        if rise is not None:
+            gap, rise = gap.double(), rise.double()
+        scale = float(link.formula_scale())
+        base, self.slope = base_and_slope(link, gap, rise)
+        self.steep = self.slope * scale if isinstance(self.slope, float) else scale
+        bits = (base * (scale / LN2)) if learns else base.mul_(scale / LN2)
+        self.base = base if learns else None  # logit / scale, for the derivative with respect to the scale
+        self.positives: tuple[Tensor, Tensor | float] | None = None
+        if positives_at is not None:
+            slope = self.slope if isinstance(self.slope, float) else self.slope.diagonal(positives_at)
+            self.positives = bits.diagonal(positives_at) * LN2, slope * scale
+        self.weight = bits.exp2_()
+        if left_out is not None:
+            left_out.fill(self.weight, 0)
+
+    @property
+    def nbytes(self) -> int:
+        slope = 0 if isinstance(self.slope, float) else self.slope.nbytes
+        return self.weight.nbytes + slope + (0 if self.base is None else self.base.nbytes)
+
+    def add(
+        self, total: Tensor, dim: int, among: Tensor | None = None, scale: Tensor | None = None
+    ) -> Tensor:
+        return self.join(total, self.sum(dim, among))
+
+    def sum(self, dim: int, among: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        return (self.weight if among is None else self.weight * among).sum(dim)
+
+    def logits(self, among: Tensor) -> Tensor:
+        return self.weight.where(among, 1).log_()
+
+    def coefficients(
+        self, sides: Sequence[Side], params: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """dL/dc of each pair, and dL/dscale if it is learned; consumes the tile."""
+        outer = self._outer(sides)
+        learned: Sequence[Tensor | None] = ()
+        if params and self.base is not None:
+            learned = [torch.linalg.vecdot(outer, self.base).sum() / self.steep]
+        return outer if isinstance(self.slope, float) else outer.mul_(self.slope), learned
+
+    def _outer(self, sides: Sequence[Side]) -> Tensor:
+        """dL/dlogit times ``steep``."""
+        weight, dtype = self.weight, self.weight.dtype
+        in_range = dtype == torch.float64 or all(side.log_z.max().item() <= MAX_LOG_Z for side in sides)
+        if self.same is None and in_range:
+            shares = [(self.steep * side.grad * torch.exp(-side.log_z)).to(dtype) for side in sides]
+            return weight.mul_(_sum(shares))
+        weight = weight.double()
+        shares = [self.steep * side.grad * torch.exp(-side.log_z) * weight for side in sides]
+        if self.same is None:
+            return _sum(shares).to(dtype)
+        kept = [
+            side.keep * share - self.steep * side.target for side, share in zip(sides, shares, strict=True)
+        ]
+        return torch.where(self.same, _sum(kept), _sum(shares)).to(dtype)
+
+
+def offset_of(link: Link) -> float:
+    """What is added to 1 - c by the matrix product that makes it: the resolution of a formula."""
+    return 0.0 if link.formula is None else link.formula.resolution
+
+
+def base_and_slope(link: Link, gap: Tensor, rise: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    """logit / scale of a link with a formula, and its derivative by c.
+
+    ``gap`` comes with :func:`offset_of` added to it and is overwritten; ``rise`` is 1 + c where c is near.
+    """
+    formula = link.formula
+    assert formula is not None
+    if formula.kind == "linear":
+        return (gap.neg_().add_(1) if rise is None else rise.sub_(gap).div_(2)), 1.0
+    twice = 2 * (1 + formula.resolution)
+    r = gap.reciprocal_()
+    ratio = r.mul(twice).sub_(1) if rise is None else rise.add_(formula.resolution).mul_(r)
+    slope = r.square_().div_(ratio).mul_(twice)
+    return ratio.log_(), slope
 
 
 class SoftmaxTile:
     """Any link, by its logits and slopes; sums are kept as logarithms, relative to their maximum."""
 
     empty_sum = -torch.inf
-
-    @staticmethod
-    def offset(link: Link) -> float:
-        return 0.0
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
@@ -217,21 +301,18 @@ class SoftmaxTile:
         self.base: Tensor | None = None  # logit / scale, for the derivative with respect to the scale
         self.top: Tensor | None = None  # the rows' largest logits, once these have been summed,
         self.weight: Tensor | None = None  # and exp(logit - top)
-        formula = link.formula
-        if formula is not None and formula.kind == "linear":
+        if link.formula is not None:
             scale = link.formula_scale()
-            self.base = gap.neg_().add_(1) if rise is None else rise.sub_(gap).div_(2)
-            self.slope = gap.new_ones(()).mul_(scale)
-            self.logit = self.base * self.slope if learns else self.base.mul_(self.slope)
+            self.base, slope = base_and_slope(link, gap, rise)
+            self.slope = (gap.new_ones(()) if isinstance(slope, float) else slope).mul_(scale)
+            self.logit = self.base * scale if learns else self.base.mul_(scale)
         else:
             cosine, rise = (1 - gap, 2 - gap) if rise is None else ((rise - gap) / 2, rise)
             # In the tile's dtype: a link with float64 parameters gives another.
             self.slope = link.slope(cosine, gap, rise).to(gap.dtype)
             self.logit = link.logit(cosine, gap, rise).to(gap.dtype, copy=True)
-            if learns and formula is None:
+            if learns:
                 self.similarity = (cosine, gap, rise)
-            elif learns:
-                self.base = self.logit / link.formula_scale()
         self.positives: tuple[Tensor, Tensor] | None = None
         if positives_at is not None:
             slope = self.slope.diagonal(positives_at) if self.slope.dim() else self.slope
@@ -323,7 +404,7 @@ class Direction:
 
     def __init__(
         self,
-        kind: type[OddsTile] | type[SoftmaxTile],
+        kind: type[OddsTile] | type[PlainTile] | type[SoftmaxTile],
         count: Tensor,
         positive: Tensor | None,
         weights: Tensor | None,
@@ -342,7 +423,7 @@ class Direction:
         grad = zeros.clone() if weights is None else weights.to(dtype) * (count > 0)
         self.side = Side(grad, zeros.clone(), zeros.clone(), zeros.clone(), scale)
 
-    def add(self, tile: OddsTile | SoftmaxTile, part: slice, dim: int) -> None:
+    def add(self, tile: OddsTile | PlainTile | SoftmaxTile, part: slice, dim: int) -> None:
         among = None if tile.same is None else ~tile.same
         scale = None if self.scale is None else self.scale[part]
         self.negatives[part] = tile.add(self.negatives[part], dim, among, scale)
@@ -387,14 +468,33 @@ class Direction:
         self.side.target[part] = self.side.grad[part] * share.where(some, 0)
 
 
-def tile_kind(link: Link) -> type[OddsTile] | type[SoftmaxTile]:
-    """OddsTile for the log-odds at a gain that is known to be 1, with nothing to learn."""
+def tile_kind(link: Link, learns: bool = False) -> type[OddsTile] | type[PlainTile] | type[SoftmaxTile]:
+    """OddsTile for the log-odds at gain 1, with nothing to learn; PlainTile for a formula with weights in
+    range; SoftmaxTile for the rest, and for a scale on another device than the CPU.
+
+    The log-odds of pairs that are not near are within 5.3 bits, those of all pairs within log2(2/delta + 1).
+    """
     formula = link.formula
-    if formula is None or formula.kind != "log-odds":
+    if formula is None:
         return SoftmaxTile
-    # Do not compare a tensor with 1: reading a CUDA scalar waits for the device.
     scale = link.formula_scale()
-    return OddsTile if not isinstance(scale, Tensor) and scale == 1 else SoftmaxTile
+    if isinstance(scale, Tensor):
+        if not scale.is_cpu or scale.dim():  # to read another device's scalar is to wait for the device
+            return SoftmaxTile
+        scale = scale.item()
+    if formula.kind == "linear":
+        return PlainTile if abs(scale) <= FLOAT32_BITS * LN2 else SoftmaxTile
+    if scale == 1 and not learns:
+        return OddsTile
+    delta, gain = formula.resolution, abs(scale)
+    plain = gain * math.log2(2 / NEAR_GAP) <= FLOAT32_BITS and delta > 0
+    return PlainTile if plain and gain * math.log2(2 / delta + 1) <= FLOAT64_BITS else SoftmaxTile
+
+
+def at_gain_one(link: Link) -> bool:
+    """Whether it is the log-odds at a gain that is known to be 1, without a look at a tensor."""
+    scale = None if link.formula is None or link.formula.kind != "log-odds" else link.formula_scale()
+    return not isinstance(scale, Tensor) and scale == 1
 
 
 def parameters(link: Link) -> list[Tensor]:

@@ -51,7 +51,7 @@ def loss(
         queue_ids=gathered(contrast.queue_ids, queues),
         offsets=None if contrast.offsets is None else _offsets(contrast.offsets, ranks, sizes)[:, order],
     )
-    link = link.prepare(ContrastMeasure(whole))
+    link = link.prepare(ContrastMeasure(whole, link))
     if link.per_anchor and link.formula is not None:
         scale = torch.as_tensor(link.formula_scale())
         parts = [gathered(part) for part in torch.split(scale, contrast.n)]
