@@ -25,6 +25,7 @@ from taufree.experiments.image_text.clip import CLIP, CLIPSettings
 from taufree.experiments.link_names import NAMED_LINKS, describe, in_order, parse_links
 from taufree.experiments.recipe import choose_settings
 from taufree.experiments.report.statistics import against_best_temperature, interval_of_mean, spreads
+from taufree.experiments.settings import parse_seeds
 from taufree.experiments.training.run import Run
 
 LINKS = (*NAMED_LINKS, "0.02", "0.05", "0.1", "0.2", "0.5")
@@ -54,7 +55,7 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
     return [
         Run("clip", link, seed, settings_of(chosen, size), precision, device, chosen.data)
         for size in chosen.sizes
-        for seed in range(chosen.seeds)
+        for seed in chosen.seeds
         for link in chosen.links
     ]
 
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of Flickr8k")
     parser.add_argument("--links", type=parse_links, default=LINKS)
     parser.add_argument("--sizes", type=int, nargs="+", choices=EPOCHS, default=tuple(EPOCHS))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("5"), help="how many, or 3:5")
     parser.add_argument("--loss", choices=LOSSES, default=LOSSES[0])
     parser.add_argument("--crop", type=int, default=CLIPSettings.crop, help="pixels of an image's side")
     parser.add_argument("--backbone", default=CLIPSettings.backbone)
