@@ -11,6 +11,8 @@ from taufree.backends import likelihood, moments
 from taufree.backends.blockwise import one_tile
 from taufree.backends.measure import ContrastMeasure
 from taufree.contrast import Bias, Contrast
+from taufree.links import Formula
+from taufree.links.temperature import Scaled
 
 IDS = torch.arange(60) // 2
 
@@ -252,3 +254,18 @@ def test_a_cone_is_measured_as_well_as_the_sphere():
             info_nce(cone.to(dtype), other.to(dtype), link=link)
         found.append(link.gain)
     assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+def test_a_subclass_with_another_curve_is_fitted_by_that_curve():
+    class Linear(FittedLogOdds):
+        def _current(self):
+            return Scaled(self.formula_scale())
+
+        formula = Formula("linear")
+
+    a, b = pairs(200, 32)
+    link = Linear()
+    for _ in range(30):
+        info_nce(a, b, link=link)
+    gradient, variance = ContrastMeasure(Contrast(a, b), link).likelihood(Scaled(link.formula_scale()))
+    assert gradient.abs() < 1e-3 * variance

@@ -195,8 +195,7 @@ class FittedLogOdds(_MeasuredLogOdds):
         self.begins = not self.curvature.is_meta and not self.curvature.item()
 
     def _step(self, measure: Measure) -> None:
-        gain = self.formula_scale()
-        gradient, variance = measure.likelihood(with_gain(gain, self.resolution))
+        gradient, variance = measure.likelihood(self._current())
         if self.log_gain.device != gradient.device:
             self.log_gain, self.curvature = (
                 self.log_gain.to(gradient.device),
@@ -208,7 +207,8 @@ class FittedLogOdds(_MeasuredLogOdds):
         step = (gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
         untold = step.isnan()  # the batch has NaN, or nothing to compare
         # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
-        largest = gain.to(gradient.device) * math.log(2 / max(self.resolution, 1e-7))
+        gain = self.formula_scale().to(gradient.device)
+        largest = gain * math.log(2 / max(self.resolution, 1e-7))
         untold = untold | ((gradient.abs() <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
         self.log_gain.copy_(torch.where(untold, self.log_gain, (self.log_gain - step).clamp(min=0)))
         self.curvature.copy_(torch.where(untold, self.curvature, curvature))
