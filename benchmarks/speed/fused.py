@@ -32,7 +32,7 @@ from benchmarks.support.paths import RESULTS
 from taufree.backends.fused import tile_passes as launch
 from taufree.bench import measure
 from taufree.bench.compare import table_row
-from taufree.bench.methods import METHODS, methods
+from taufree.bench.methods import LINKS, PEERS, backends, methods
 
 SIZES = [
     "1024x512",
@@ -46,7 +46,7 @@ SIZES = [
 ]
 PARTS = ("error", "steps", "graphs", "symmetry", "million", "profile")
 BF16 = torch.bfloat16
-BY_NAME = {method.name: method for method in METHODS}
+BY_NAME = {method.name: method for method in (*backends(LINKS), *PEERS)}
 FUSED = BY_NAME["taufree triton, free"]
 
 
@@ -252,7 +252,7 @@ def main() -> None:
     result: dict = {
         "what": "forward + backward, bfloat16; milliseconds, and MiB beyond the inputs",
         "command": "python -m benchmarks.speed.fused",
-        **measure.about("cuda", [m.package for m in METHODS if m.package and m.installed()]),
+        **measure.about("cuda", [m.package for m in PEERS if m.package and m.installed()]),
         "matmul_tflops": rate,
     }
     gpu = str(result["hardware"]["gpu"])

@@ -25,18 +25,21 @@ def two_more(monkeypatch):
         Method("broken", "tau", broken),
         Method("absent", "tau", broken, package="absent-peer", module="absent_peer"),
     ]
-    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS[4:7], *more])
+    monkeypatch.setattr(methods, "PEERS", [*methods.PEERS[:2], *more])
 
 
 def test_rows_progress_and_what_is_missing(two_more):
     seen = []
-    found = bench([32, 48], [8], "float32", "nt-xent", "cpu", lambda *progress: seen.append(progress))
-    names = ["taufree reference, free", "dense eager, free", "dense eager, tau", "broken"]
+    found = bench(
+        [32, 48], [8], "float32", "nt-xent", "cpu", lambda *progress: seen.append(progress), ["fitted"]
+    )
+    names = ["taufree blockwise, fitted", "taufree reference, free"]
+    names += ["dense eager, free", "dense eager, tau", "broken"]
     assert [(row["method"], row["n"]) for row in found["rows"]] == [(m, n) for n in (32, 48) for m in names]
-    assert seen == [(done, 8) for done in range(9)]
+    assert seen == [(done, 10) for done in range(11)]
     assert all(row["agrees"] for row in found["rows"] if row["method"] != "broken")
     assert found["not_installed"] == ["absent-peer"]
-    assert table_row(found["rows"][3])["note"] == "RuntimeError: needs [another] card"
+    assert table_row(found["rows"][4])["note"] == "RuntimeError: needs [another] card"
     floor, missing = remarks(found)
     assert "16 N^2 D" in floor
     assert missing == "Not installed: absent-peer. To add them: pip install absent-peer"
@@ -57,8 +60,8 @@ def test_a_method_that_is_off_is_marked():
 
 def test_rows_that_do_not_fit_leave_the_other_sizes(two_more):
     found = bench([32, 10**13], [8], "float32", "symmetric", "cpu")
-    assert ["problem" in row for row in found["rows"]] == [False] * 3 + [True] * 5
-    assert {table_row(row)["note"] for row in found["rows"][4:]} == {"out of memory"}
+    assert ["problem" in row for row in found["rows"]] == [False] * 5 + [True] * 7
+    assert {table_row(row)["note"] for row in found["rows"][6:]} == {"out of memory"}
 
 
 def test_bfloat16():
@@ -73,21 +76,30 @@ def test_bfloat16():
 @cpu_only
 def test_the_command(tmp_path, two_more):
     out = tmp_path / "new" / "bench.json"
-    arguments = ["bench", "--n", "32,48", "--d", "8", "--out", str(out)]
+    arguments = ["bench", "--n", "32,48", "--d", "8", "--links", "fitted, 0.07", "--out", str(out)]
     found = CliRunner().invoke(build(), arguments, env={"COLUMNS": "120"})
     assert found.exit_code == 0, found.output
     result = json.loads(out.read_text())
-    assert [row["n"] for row in result["rows"]] == [32] * 4 + [48] * 4
+    assert [row["n"] for row in result["rows"]] == [32] * 6 + [48] * 6
     assert result["hardware"]["device"] == "cpu"
     assert result["matmul_tflops"] > 0
     lines = found.stdout.splitlines()
     assert "symmetric, float32" in lines[0]
     table = [line for line in lines if "48 x 8" in line]
-    names = ("taufree reference, free", "dense eager, free", "dense eager, tau", "broken")
+    ours = ("taufree blockwise, fitted", "taufree blockwise, tau", "taufree reference, free")
+    names = (*ours, "dense eager, free", "dense eager, tau", "broken")
     assert all(name in line for name, line in zip(names, table, strict=True))
     assert "RuntimeError: needs [another] card" in table[-1]
     assert "pip install absent-peer" in found.stdout
     assert lines[-1] == f"Results: {out}"
+
+
+@cpu_only
+@pytest.mark.parametrize("text", ["", "warm", "-1", "free,,0.1"])
+def test_what_is_no_link_is_refused(text, tmp_path):
+    found = CliRunner().invoke(build(), ["bench", "--links", text, "--out", str(tmp_path / "bench.json")])
+    assert found.exit_code == 2
+    assert "link must be" in found.output or "must be a positive number" in found.output
 
 
 @pytest.mark.parametrize("text", ["", "1", "a", "16,,32", "-4", "2.5"])

@@ -18,7 +18,7 @@ from taufree.bench.measure import (
     save,
     short_reason,
 )
-from taufree.bench.methods import METHODS, Method, logits
+from taufree.bench.methods import PEERS, Method, log_odds
 
 
 def batch(loss="symmetric"):
@@ -59,7 +59,7 @@ def test_the_floor_is_counted_at_the_measured_rate():
 
 
 def test_a_row_has_the_numbers():
-    (dense,) = (m for m in METHODS if m.name == "dense eager, free")
+    (dense,) = (m for m in PEERS if m.name == "dense eager, free")
     found = batch().row(dense)
     assert found["agrees"]
     assert found["loss_error"] < 1e-5
@@ -68,11 +68,11 @@ def test_a_row_has_the_numbers():
 
 
 def wrong_loss(a, b):
-    return logits("free", torch.cosine_similarity(a, b)).mean()
+    return log_odds(torch.cosine_similarity(a, b)).mean()
 
 
 def wrong_gradient(a, b):
-    (dense,) = (m for m in METHODS if m.name == "dense eager, free")
+    (dense,) = (m for m in PEERS if m.name == "dense eager, free")
     return dense.make("symmetric")(a, b.detach()) + 0 * b.sum()
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from taufree import LogOdds, Temperature, info_nce, nt_xent
 from taufree.bench import methods
-from taufree.bench.measure import pairs, relative, stepper
+from taufree.bench.measure import StepTimer, pairs, relative, stepper
 
 LINKS = {"free": LogOdds(), "tau": Temperature(methods.TAU)}
 
@@ -28,7 +28,9 @@ def oracle(loss, link, a, b):
 def test_the_truth_is_the_reference(loss, link, size, monkeypatch):
     monkeypatch.setattr(methods, "SLICE_SIZE", size * 46)
     a, b = pairs(23, 8, "cpu", torch.float32)
-    for found, true in zip(methods.truth(loss, link, a, b), oracle(loss, link, a, b), strict=True):
+    for found, true in zip(
+        methods.truth(loss, methods.BY_HAND[link], a, b), oracle(loss, link, a, b), strict=True
+    ):
         assert relative(found, true) < 1e-5
 
 
@@ -46,6 +48,15 @@ def test_methods_compute_the_loss(loss, method):
     true, grad = oracle(loss, method.link, a, b)
     assert relative(value, true) < 1e-5
     assert relative(torch.cat([a.grad, b.grad]), grad) < 1e-5
+
+
+@pytest.mark.parametrize("link", ["fitted", "calibrated", "learnable", 0.2])
+@pytest.mark.parametrize("loss", methods.LOSSES)
+def test_other_links_agree_with_dense_code_at_the_scale_they_have(loss, link):
+    (ours,) = (m for m in methods.methods("cpu", loss, [link]) if "blockwise" in m.name)
+    row = StepTimer(loss, *pairs(48, 16, "cpu", torch.float32), 1.0).row(ours)
+    assert row["method"] == f"taufree blockwise, {'tau 0.2' if link == 0.2 else link}"
+    assert max(row["loss_error"], row["gradient_error"]) < 1e-5
 
 
 def test_what_is_measured_where():
@@ -67,7 +78,7 @@ def test_what_is_measured_where():
 
 def test_inf_cl_is_not_called_where_it_reads_past_the_end(monkeypatch):
     monkeypatch.setattr(methods, "_load", lambda module, name: lambda *_, **__: pytest.fail("called"))
-    (inf_cl,) = (m for m in methods.METHODS if m.package == "inf-cl")
+    (inf_cl,) = (m for m in methods.PEERS if m.package == "inf-cl")
     for n, d in ((60, 16), (64, 20)):
         with pytest.raises(ValueError, match="multiple of 64 and D a multiple of 16"):
             inf_cl.make("symmetric")(*pairs(n, d, "cpu", torch.float32))

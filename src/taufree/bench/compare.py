@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from taufree.bench.measure import Row, StepTimer, about, matmul_tflops, pairs, short_reason
-from taufree.bench.methods import LOSSES, METHODS, methods
+from taufree.bench.methods import LINKS, LOSSES, methods
+from taufree.losses import InfoNCE
 
 DTYPES = ("bfloat16", "float16", "float32")
 DEFAULT_OPTIONS = {"cuda": ("4096,16384", "512", "bfloat16"), "cpu": ("1024,4096", "128", "float32")}
@@ -20,11 +21,12 @@ def bench(
     loss: str,
     device: str,
     watch: Callable[[int, int], None] = lambda done, total: None,
+    links: Sequence[str | float] = LINKS,
 ) -> Row:
     """Measure every method at every N and D; ``watch`` is called with how many rows are done, of how many."""
     check(dtype, loss)
     torch.manual_seed(0)
-    every = methods(device, loss)
+    every = methods(device, loss, links)
     there = [method for method in every if method.installed()]
     sizes = [(n, d) for d in ds for n in ns]
     watch(0, len(sizes) * len(there))
@@ -43,7 +45,7 @@ def bench(
             watch(len(rows), len(sizes) * len(there))
     return {
         "what": "forward + backward; milliseconds, and MiB beyond the inputs",
-        **about(device, [m.package for m in METHODS if m.package and m.installed()]),
+        **about(device, [m.package for m in there if m.package]),
         "loss": loss,
         "dtype": dtype,
         "matmul_tflops": rate,
@@ -72,6 +74,23 @@ def numbers(name: str, text: str, least: int = 1) -> list[int]:
             f"{name} must be integers of at least {least} with commas between them, got {text!r}."
         )
     return [int(word) for word in words]
+
+
+def links_of(text: str) -> list[str | float]:
+    """Comma-separated names of links and temperatures.
+
+    >>> links_of("free, fitted,0.07")
+    ['free', 'fitted', 0.07]
+    """
+    found: list[str | float] = []
+    for word in text.split(","):
+        try:
+            link: str | float = float(word)
+        except ValueError:
+            link = word.strip()
+        InfoNCE(link=link)  # which refuses what is no link
+        found.append(link)
+    return found
 
 
 def table_row(row: Row) -> dict[str, str]:

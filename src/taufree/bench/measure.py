@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import taufree
-from taufree.bench.methods import Loss, Method, truth
+from taufree.bench.methods import Logits, Loss, Method, logits_of, truth
 from taufree.util.files import write_text
 from taufree.util.machine import hardware
 
@@ -121,7 +121,7 @@ def floor_ms(loss: str, n: int, d: int, tflops: float) -> float:
 
 
 class StepTimer:
-    """Steps of one loss on one batch: truth once for each link, then a row for each method."""
+    """Steps of one loss on one batch: a row for each method, and truth once for each link."""
 
     def __init__(self, loss: str, a: Tensor, b: Tensor, tflops: float) -> None:
         self.loss, self.a, self.b = loss, a, b
@@ -136,8 +136,10 @@ class StepTimer:
         try:
             with warnings.catch_warnings():  # those of compilers and libraries
                 warnings.simplefilter("ignore")
-                step = stepper(method.make(self.loss), self.a, self.b)
-                row |= self._agreement(step(), method.link)
+                loss = method.make(self.loss)
+                step = stepper(loss, self.a, self.b)
+                value = step()
+                row |= self._agreement(value, logits_of(method, loss), method.link)
                 row["ms"] = milliseconds(step, self.device)
                 row |= {"floor_ms": self.floor, "share_of_floor": self.floor / row["ms"]}
                 row["extra_mib"] = extra_mib(step, self.a, self.b)
@@ -148,12 +150,13 @@ class StepTimer:
             torch.cuda.empty_cache()
         return row
 
-    def _agreement(self, value: Tensor, link: str) -> Row:
+    def _agreement(self, value: Tensor, logits: Logits, link: str) -> Row:
+        """``link`` is its name: on one batch, one that measures is the same with every method."""
         assert self.a.grad is not None
         assert self.b.grad is not None
         grad = torch.cat([self.a.grad, self.b.grad])
         if link not in self.truths:
-            self.truths[link] = truth(self.loss, link, self.a, self.b)
+            self.truths[link] = truth(self.loss, logits, self.a, self.b)
         errors = [relative(found, true) for found, true in zip((value, grad), self.truths[link], strict=True)]
         agrees = all(error <= most for error, most in zip(errors, MAX_ERRORS, strict=True))
         return {"loss_error": errors[0], "gradient_error": errors[1], "agrees": agrees}

@@ -1,8 +1,9 @@
 """Every implementation that is measured, by name: the backends, dense code, and the libraries people use.
 
 Two losses, each over N pairs of D columns: "symmetric" (CLIP: the mean of both directions) and "nt-xent"
-(SimCLR: 2N rows, each with 2N - 1 candidates). Two links: "free", the log-odds, and "tau", a temperature of
-0.07, since most libraries know no other. A library that computes one direction is called twice ("x2").
+(SimCLR: 2N rows, each with 2N - 1 candidates). The backends take any link. Dense code has two: "free", the
+log-odds, and "tau", a temperature of 0.07, since libraries know nothing but a temperature. A library that
+computes one direction is called twice ("x2").
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ from torch.utils.checkpoint import checkpoint
 import taufree
 
 TAU = 0.07
+LINKS: tuple[str | float, ...] = ("free", TAU)  # those of the backends, unless others are asked for
 RESOLUTION = taufree.LogOdds().resolution
 LOSSES = ("symmetric", "nt-xent")
 SLICE_SIZE = 2**26  # similarities that `truth` holds at a time
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 OneWayLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Logits = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Method:
-    """One implementation. ``make`` imports what it needs and gives the loss of that name."""
+    """One implementation. ``make`` imports what it needs and gives the loss of that name.
+
+    ``link`` is "free" or "tau" of dense code and libraries; a loss of taufree has the link as its attribute.
+    """
 
     name: str
     link: str
@@ -45,20 +51,32 @@ class Method:
         return self.module is None or find_spec(self.module) is not None
 
 
-def methods(device: str, loss: str) -> list[Method]:
+def methods(device: str, loss: str, links: Sequence[str | float] = LINKS) -> list[Method]:
     """What can compute ``loss`` on ``device`` ("cuda" or "cpu"), installed or not; taufree comes first."""
-    return [m for m in METHODS if device in m.devices and loss in m.losses]
+    every = [*backends(links), *PEERS]
+    return [m for m in every if device in m.devices and loss in m.losses]
 
 
-def logits(link: str, cosines: Tensor) -> Tensor:
-    """The link, written by hand."""
-    if link == "tau":
-        return cosines / TAU
+def log_odds(cosines: Tensor) -> Tensor:
+    """The free link, written by hand."""
     cosines = cosines / (1 + RESOLUTION)
     return torch.log1p(cosines) - torch.log1p(-cosines)
 
 
-def truth(loss: str, link: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def over_tau(cosines: Tensor) -> Tensor:
+    return cosines / TAU
+
+
+def logits_of(method: Method, loss: Loss) -> Logits:
+    """The logits that ``loss``, made by ``method``, has now, written by hand."""
+    link = getattr(loss, "link", None)
+    if link is None:
+        return BY_HAND[method.link]
+    kind, scale = link.formula.kind, float(link.formula_scale())
+    return lambda cosines: scale * (cosines if kind == "linear" else log_odds(cosines))
+
+
+def truth(loss: str, logits: Logits, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The loss and its gradients [2N, D], dense and in float32.
 
     A slice of the rows at a time, computed again in the backward, so that it fits where N x N does not.
@@ -67,18 +85,18 @@ def truth(loss: str, link: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     unit, n = F.normalize(rows), len(a)
     with torch.enable_grad():
         if loss == "nt-xent":
-            total = _sliced(link, unit, unit, n, without_self=True)
+            total = _sliced(logits, unit, unit, n, without_self=True)
         else:
-            total = (_sliced(link, unit[:n], unit[n:], 0) + _sliced(link, unit[n:], unit[:n], 0)) / 2
+            total = (_sliced(logits, unit[:n], unit[n:], 0) + _sliced(logits, unit[n:], unit[:n], 0)) / 2
         return total.detach(), torch.autograd.grad(total, rows)[0]
 
 
-def _sliced(link: str, anchors: Tensor, keys: Tensor, shift: int, without_self: bool = False) -> Tensor:
+def _sliced(logits: Logits, anchors: Tensor, keys: Tensor, shift: int, without_self: bool = False) -> Tensor:
     def part(rows: Tensor, keys: Tensor, own: Tensor) -> Tensor:
         c = rows @ keys.T
         if without_self:
             c = c.scatter(1, own[:, None], 0)
-        scores = logits(link, c)
+        scores = logits(c)
         if without_self:
             scores = scores.scatter(1, own[:, None], -torch.inf)
         return F.cross_entropy(scores, (own + shift) % len(keys), reduction="sum")
@@ -92,39 +110,54 @@ def _sliced(link: str, anchors: Tensor, keys: Tensor, shift: int, without_self: 
     return torch.stack(parts).sum() / len(anchors)
 
 
-def _dense(link: str) -> Callable[[str], Loss]:
+def _dense(logits: Logits) -> Callable[[str], Loss]:
     """The loss by hand in the inputs' precision, with its matrix of logits in float32."""
 
     def symmetric(a: Tensor, b: Tensor) -> Tensor:
-        scores = logits(link, (F.normalize(a) @ F.normalize(b).T).float())
+        scores = logits((F.normalize(a) @ F.normalize(b).T).float())
         own = torch.arange(len(a), device=a.device)
         return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
 
     def nt_xent(a: Tensor, b: Tensor) -> Tensor:
         z = F.normalize(torch.cat([a, b]))
         c = (z @ z.T).float().fill_diagonal_(0)  # before the link, or rounding to c > 1 makes it NaN
-        scores = logits(link, c).fill_diagonal_(-torch.inf)
+        scores = logits(c).fill_diagonal_(-torch.inf)
         return F.cross_entropy(scores, torch.arange(len(z), device=a.device).roll(len(a)))
 
     return lambda loss: nt_xent if loss == "nt-xent" else symmetric
 
 
-def _compiled(link: str) -> Callable[[str], Loss]:
+def _compiled(logits: Logits) -> Callable[[str], Loss]:
     def make(loss: str) -> Loss:
         torch.compiler.reset()  # every size gets code of its own
-        compiled: Loss = torch.compile(_dense(link)(loss), dynamic=False)
+        compiled: Loss = torch.compile(_dense(logits)(loss), dynamic=False)
         return compiled
 
     return make
 
 
-def _taufree(backend: str, link: taufree.Link) -> Callable[[str], Loss]:
+def _taufree(backend: str, link: str | float) -> Callable[[str], Loss]:
     def make(loss: str) -> Loss:
         if loss == "nt-xent":
-            return lambda a, b: taufree.nt_xent(a, b, link=link, backend=backend)
-        return lambda a, b: taufree.info_nce(a, b, symmetric=True, link=link, backend=backend)
+            return taufree.NTXent(link=link, backend=backend)
+        return taufree.InfoNCE(symmetric=True, link=link, backend=backend)
 
     return make
+
+
+def backends(links: Sequence[str | float]) -> list[Method]:
+    """Ours with each link, a name or a temperature: the kernels on a GPU, the tiles and, to compare, the free
+    link by tiles on a GPU and by the reference on a CPU."""
+    found = []
+    for backend, devices in (("triton", _GPU), ("blockwise", _CPU)):
+        for link in links:
+            name = link if isinstance(link, str) else "tau" if link == TAU else f"tau {link:g}"
+            found.append(Method(f"taufree {backend}, {name}", name, _taufree(backend, link), devices=devices))
+    slow = [("blockwise", _GPU), ("reference", _CPU)]
+    return found + [
+        Method(f"taufree {backend}, free", "free", _taufree(backend, "free"), devices=devices)
+        for backend, devices in slow
+    ]
 
 
 def _twice(find: Callable[[], OneWayLoss]) -> Callable[[str], Loss]:
@@ -197,7 +230,7 @@ def _flex_attention(loss: str) -> Loss:
     def link(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         if loss == "nt-xent":  # before the link and after it, as in dense code
             score = torch.where(row == key, 0.0, score)
-        scores = logits("free", score)
+        scores = log_odds(score)
         return torch.where(row == key, -torch.inf, scores) if loss == "nt-xent" else scores
 
     torch.compiler.reset()
@@ -207,7 +240,7 @@ def _flex_attention(loss: str) -> Loss:
         q, k = u[None, None], v[None, None]
         nothing = k.new_zeros(1, 1, len(v), 16)
         _, total = attention(q, k, nothing, score_mod=link, scale=1.0, return_lse=True)
-        loss: Tensor = total[0, 0] - logits("free", (u.float() * v[own].float()).sum(1))
+        loss: Tensor = total[0, 0] - log_odds((u.float() * v[own].float()).sum(1))
         return loss.mean()
 
     def nt_xent(a: Tensor, b: Tensor) -> Tensor:
@@ -217,18 +250,13 @@ def _flex_attention(loss: str) -> Loss:
     return nt_xent if loss == "nt-xent" else _twice(lambda: direction)(loss)
 
 
-_FREE, _TAU = taufree.LogOdds(), taufree.Temperature(TAU)
-_GPU, _ONE = ("cuda",), ("symmetric",)
-METHODS = [
-    Method("taufree triton, free", "free", _taufree("triton", _FREE), devices=_GPU),
-    Method("taufree triton, tau", "tau", _taufree("triton", _TAU), devices=_GPU),
-    Method("taufree blockwise, free", "free", _taufree("blockwise", _FREE)),
-    Method("taufree blockwise, tau", "tau", _taufree("blockwise", _TAU), devices=("cpu",)),
-    Method("taufree reference, free", "free", _taufree("reference", _FREE), devices=("cpu",)),
-    Method("dense eager, free", "free", _dense("free")),
-    Method("dense eager, tau", "tau", _dense("tau")),
-    Method("torch.compile dense, free", "free", _compiled("free"), devices=_GPU),
-    Method("torch.compile dense, tau", "tau", _compiled("tau"), devices=_GPU),
+BY_HAND: dict[str, Logits] = {"free": log_odds, "tau": over_tau}
+_GPU, _CPU, _ONE = ("cuda",), ("cpu",), ("symmetric",)
+PEERS = [
+    Method("dense eager, free", "free", _dense(log_odds)),
+    Method("dense eager, tau", "tau", _dense(over_tau)),
+    Method("torch.compile dense, free", "free", _compiled(log_odds), devices=_GPU),
+    Method("torch.compile dense, tau", "tau", _compiled(over_tau), devices=_GPU),
     Method("FlexAttention, free", "free", _flex_attention, devices=_GPU),
     Method("Inf-CL x2, tau", "tau", _twice(_inf_cl), _ONE, _GPU, "inf-cl", "inf_cl"),
     Method(
@@ -244,4 +272,4 @@ METHODS = [
     Method("lightly, tau", "tau", _lightly, ("nt-xent",), package="lightly", module="lightly"),
 ]  # fmt: skip
 if hasattr(F, "linear_cross_entropy"):
-    METHODS.append(Method("F.linear_cross_entropy x2, tau", "tau", _twice(_linear_cross_entropy), _ONE))
+    PEERS.append(Method("F.linear_cross_entropy x2, tau", "tau", _twice(_linear_cross_entropy), _ONE))

@@ -26,6 +26,10 @@ def bench(
         typer.Option(help="bfloat16, float16 or float32.  [default: bfloat16; float32 on a CPU]"),
     ] = None,
     loss: Annotated[str, typer.Option(help="symmetric (CLIP) or nt-xent (SimCLR).")] = "symmetric",
+    links: Annotated[
+        str,
+        typer.Option(help="Links of taufree's losses: free, fitted, calibrated, learnable, temperatures."),
+    ] = "free,0.07",
     out: Annotated[Path, typer.Option(parser=path, help="Where the JSON goes.")] = Path("bench.json"),
 ) -> None:
     """Time the losses here, beside dense code and libraries.
@@ -40,11 +44,12 @@ def bench(
       taufree bench                                  a minute or two
       taufree bench --n 4096,65536 --d 128,512 --out mine.json
       taufree bench --loss nt-xent --dtype float32
+      taufree bench --links free,fitted,0.07 --n 256,4096
     """
     with imports():
         import torch
 
-        from taufree.bench.compare import DEFAULT_OPTIONS, check, numbers, remarks, table_row
+        from taufree.bench.compare import DEFAULT_OPTIONS, check, links_of, numbers, remarks, table_row
         from taufree.bench.compare import bench as measure
         from taufree.bench.measure import save
 
@@ -55,11 +60,12 @@ def bench(
             raise ValueError(f"--out must be a file, got the folder {out}.")
         ns, ds = numbers("n", given[0], 2), numbers("d", given[1])  # one pair has no negatives
         check(given[2], loss)
+        chosen = links_of(links)
     except ValueError as error:
         refuse(error)
     writable(out, out.parent)
     with bar("measuring") as watch:
-        result = measure(ns, ds, given[2], loss, device, watch)
+        result = measure(ns, ds, given[2], loss, device, watch, chosen)
     rows = [table_row(row) for row in result["rows"]]
     table = Table(title=f"{loss}, {given[2]}: a forward and a backward")
     for name in rows[0]:
