@@ -32,17 +32,17 @@ def test_heads_are_float32_and_towers_may_be_less():
 
 
 def test_any_classifier_of_torchvision_is_a_tower():
-    towers = ImageTowers("mobilenet_v3_small", "random")
-    assert towers.width(64) == 1024
+    towers = ImageTowers("mobilenet_v3_small", "random", 64)
+    assert towers.width() == 1024
     assert towers.make().eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1024)
     with pytest.raises(ValueError, match=r"^crop must be a size that vit_b_16 takes, got 64 \([^\n]*\)\.$"):
-        ImageTowers("vit_b_16", "random").width(64)
+        ImageTowers("vit_b_16", "random", 64).width()
     with pytest.raises(ValueError, match=r"^the backbone must be [^\n]*, got 'squeezenet1_0'\.$"):
-        ImageTowers("squeezenet1_0", "random").make()
+        ImageTowers("squeezenet1_0", "random", 64).make()
 
 
 def test_a_text_tower_is_the_mean_of_an_encoders_states(encoder, tmp_path):
-    tower, width = load_text_tower(str(encoder))
+    tower, _, width = load_text_tower(str(encoder))
     assert width == 32
     ids, attention = torch.tensor([[2, 9, 3, 0]]), torch.tensor([[1, 1, 1, 0]])
     with torch.no_grad():

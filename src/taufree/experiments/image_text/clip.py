@@ -41,7 +41,6 @@ from taufree.experiments.image_text.towers import ImageTowers, TwoTowers, load_t
 from taufree.experiments.images.augment import cropped_view, draw_crops
 from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.image_recipe import CropSettings, ImagesOnDevice
-from taufree.experiments.language.tokens import load_tokenizer
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
@@ -66,14 +65,20 @@ class CLIPSettings(CropSettings):
         bool, "Train the heads alone, on features that are computed once: a minute on two cores."
     ] = False
     backbone: Annotated[
-        str, "The image tower: a classifier of torchvision, or resnet50-v1, the first ResNet-50."
+        str,
+        "The image tower: a classifier of torchvision, resnet50-v1, the first ResNet-50, or "
+        "open_clip:MODEL/PRETRAINED.",
     ] = "resnet50"
     weights: Annotated[
-        str, "imagenet (downloaded), random, or a file of weights: safetensors or a state dict."
+        str,
+        "imagenet (downloaded), random, or a file of weights: safetensors or a state dict; a tower of "
+        "open_clip has its own.",
     ] = "imagenet"
-    model: Annotated[str, "The text tower: an encoder of transformers, a name on the hub, or a folder."] = (
-        "sentence-transformers/all-MiniLM-L6-v2"
-    )
+    model: Annotated[
+        str,
+        "The text tower: an encoder of transformers, a name on the hub or a folder, or "
+        "open_clip:MODEL/PRETRAINED.",
+    ] = "sentence-transformers/all-MiniLM-L6-v2"
     length: Annotated[int, "Captions are cut off after so many tokens.", Bounds(3)] = 64
     projection: Annotated[int, "How many numbers of an image or a caption the loss compares.", Bounds(1)] = (
         256
@@ -162,10 +167,9 @@ class CLIP(ImagesOnDevice):
     def _load_towers(self) -> None:
         """Both towers as they are before training, and how many features they give."""
         chosen = self.settings
-        self._towers = ImageTowers(chosen.backbone, chosen.weights)
-        self._tokenizer = load_tokenizer(chosen.model)
-        self._text_tower, text_width = load_text_tower(chosen.model)
-        self._widths = self._towers.width(chosen.crop), text_width
+        self._towers = ImageTowers(chosen.backbone, chosen.weights, chosen.crop)
+        self._text_tower, self._tokenizer, text_width = load_text_tower(chosen.model)
+        self._widths = self._towers.width(), text_width
         if chosen.frozen:
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(0)  # random weights are the same in all runs

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from taufree.experiments.image_text.open_clip_towers import (
+    OpenClipImageTower,
+    OpenClipTextTower,
+    OpenClipTokenizer,
+    is_open_clip,
+    load_open_clip,
+    pretrained_of,
+)
 from taufree.experiments.images.backbones import make_backbone, read_weights
 from taufree.experiments.language.sentences import SentenceEncoder
-from taufree.experiments.language.tokens import load_encoder
+from taufree.experiments.language.tokens import load_encoder, load_tokenizer
 
 
 class ImageTower(nn.Module):
@@ -38,39 +47,64 @@ class ImageTowers:
     """Makes image towers, all of them with the same weights unless these are random.
 
     Args:
-        name, weights: as :func:`.backbones.make_backbone` and :func:`.backbones.read_weights` take them.
+        name, weights: as :func:`.backbones.make_backbone` and :func:`.backbones.read_weights` take them; or
+            a name of open_clip's, which says its weights itself.
+        side: of the images, in pixels.
     """
 
-    def __init__(self, name: str, weights: str) -> None:
-        self.name, self._state = name, read_weights(name, weights)
+    def __init__(self, name: str, weights: str, side: int) -> None:
+        self.name, self.side = name, side
+        if is_open_clip(name):
+            self.pretrained = pretrained_of(name) is not None
+            self._state = load_open_clip(name, side).visual.state_dict() if self.pretrained else None
+        else:
+            self._state = read_weights(name, weights)
+            self.pretrained = self._state is not None
 
     def make(self) -> ImageTower:
-        network = make_backbone(self.name)
+        network = self._network()
         if self._state is not None:
             network.load_state_dict(self._state)
-        return ImageTower(network, pretrained=self._state is not None)
+        if is_open_clip(self.name):
+            network = OpenClipImageTower(network)
+        return ImageTower(network, pretrained=self.pretrained)
 
     @torch.no_grad()
-    def width(self, side: int) -> int:
-        """How many features an image of that side has."""
+    def width(self) -> int:
+        """How many features an image has."""
+        network, side = self._network().eval(), self.side
         try:
-            return int(make_backbone(self.name).eval()(torch.zeros(1, 3, side, side)).shape[-1])
+            return int(network(torch.zeros(1, 3, side, side)).shape[-1])
         except Exception as error:  # each network has its own
             raise ValueError(f"crop must be a size that {self.name} takes, got {side} ({error}).") from error
 
+    def _network(self) -> nn.Module:
+        if not is_open_clip(self.name):
+            return make_backbone(self.name)
+        visual: nn.Module = load_open_clip(f"{self.name.partition('/')[0]}/random", self.side).visual
+        return visual
 
-def load_text_tower(name: str) -> tuple[SentenceEncoder, int]:
-    """An encoder of transformers, in evaluation mode, and how many features a text has."""
-    encoder, missing = load_encoder(name)
-    if missing:  # they would be random, and other ones for each link of a seed
-        raise ValueError(
-            f"model must be a whole encoder, but {name} is without {len(missing)} of its weights, "
-            f"{missing[0]} among them."
-        )
-    tower, one = SentenceEncoder(encoder).eval(), torch.ones(1, 1, dtype=torch.long)
+
+def load_text_tower(name: str) -> tuple[nn.Module, Any, int]:
+    """An encoder of transformers or of open_clip, in evaluation mode; its tokenizer; how many features a text
+    has."""
+    tower: nn.Module
+    if is_open_clip(name):
+        if pretrained_of(name) is None:
+            raise ValueError(f"model must be a trained encoder, got {name}.")
+        tower, tokenizer = OpenClipTextTower(load_open_clip(name)).eval(), OpenClipTokenizer(name)
+    else:
+        encoder, missing = load_encoder(name)
+        if missing:  # they would be random, and other ones for each link of a seed
+            raise ValueError(
+                f"model must be a whole encoder, but {name} is without {len(missing)} of its weights, "
+                f"{missing[0]} among them."
+            )
+        tower, tokenizer = SentenceEncoder(encoder).eval(), load_tokenizer(name)
+    one = torch.ones(1, 1, dtype=torch.long)
     try:
         with torch.no_grad():
-            return tower, int(tower(one, one).shape[-1])
+            return tower, tokenizer, int(tower(one, one).shape[-1])
     except Exception as error:  # each model has its own
         raise ValueError(
             f"model must be an encoder of texts, but {name} cannot be called as one ({type(error).__name__})."
