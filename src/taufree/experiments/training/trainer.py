@@ -8,7 +8,6 @@ Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.t
 
 from __future__ import annotations
 
-import datetime
 import gc
 import math
 import time
@@ -40,7 +39,7 @@ from taufree.experiments.training.selection import BestEpoch
 from taufree.experiments.training.trackers import Trackers
 from taufree.util.errors import BadInputError
 from taufree.util.files import write_text
-from taufree.util.machine import hardware, silence_lightning, versions
+from taufree.util.machine import silence_lightning
 
 CURVES = (
     "loss",
@@ -114,18 +113,7 @@ def train(
             training.save_model(model_file(checkpoints.parent, run), metrics)
     except OSError as error:
         raise BadInputError(f"--out {checkpoints.parent} cannot be written to: {error.strerror}.") from error
-    return {
-        "recipe": run.recipe,
-        "link": run.link,
-        "seed": run.seed,
-        "settings": run.recorded_settings,
-        "metrics": metrics,
-        "seconds": round(time.monotonic() - started, 3),
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "hardware": {**hardware(training.fabric.device), "ranks": ranks.world()},
-        "curves": training.curves,
-    }
+    return run.line(metrics, training.curves, started, training.fabric.device)
 
 
 def _call(run: FunctionRun, watch: Callable[[int, float], None]) -> dict[str, Any]:
