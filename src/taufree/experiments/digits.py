@@ -72,24 +72,29 @@ def split_digits() -> SplitDigits:
     return SplitDigits(images[train], labels[train], images[held_out], labels[held_out])
 
 
+def perceptron(inputs: int, outputs: int, width: int = 256) -> nn.Sequential:
+    """Two hidden layers with batch norms, of images or halves of them."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(inputs, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, outputs),
+    )
+
+
 class DigitsEncoder(nn.Module):
     """8 x 8 digits to 16 features, and those to the 32 numbers that the loss compares.
 
     With ``uncertainty`` the projector has one more output, for the scheme TaU.
     """
 
-    def __init__(self, width: int = 256, uncertainty: bool = False) -> None:
+    def __init__(self, uncertainty: bool = False) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(64, width, bias=False),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-            nn.Linear(width, width, bias=False),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-            nn.Linear(width, 16),
-        )
+        self.encoder = perceptron(64, 16)
         self.projector = nn.Sequential(nn.ReLU(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32))
         # Last, so that all other weights of a seed are the same with and without it.
         self.uncertainty = nn.Linear(64, 1) if uncertainty else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from taufree import Link, info_nce
-from taufree.experiments.digits import split_digits
+from taufree.experiments.digits import perceptron, split_digits
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.evaluation.retrieval import recalls
 from taufree.experiments.recipe import Preset, Recipe, Step
@@ -39,21 +39,9 @@ class HalvesSettings(BatchSettings):
 class Towers(nn.Module):
     """A network for left halves, and one for right halves: 8 x 4 pixels to 32 numbers each."""
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = (
-            nn.Sequential(
-                nn.Flatten(),
-                nn.Linear(32, width, bias=False),
-                nn.BatchNorm1d(width),
-                nn.ReLU(),
-                nn.Linear(width, width, bias=False),
-                nn.BatchNorm1d(width),
-                nn.ReLU(),
-                nn.Linear(width, 32),
-            )
-            for _ in range(2)
-        )
+        self.left, self.right = perceptron(32, 32), perceptron(32, 32)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors [N, 32] of the left and of the right halves of images [N, 1, 8, 8]."""
