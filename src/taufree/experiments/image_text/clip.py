@@ -27,7 +27,7 @@ from taufree.experiments.evaluation.knn_and_linear import nearest
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.evaluation.report_arrays import NEIGHBOUR_COUNT, QUERY_COUNT
 from taufree.experiments.evaluation.retrieval import recalls
-from taufree.experiments.image_text.captions import PARTS, CaptionedImages, check_captions, find_captions
+from taufree.experiments.image_text.captions import PARTS, check_captions, find_captions
 from taufree.experiments.image_text.frozen import (
     cached_features,
     digest_of,
@@ -134,15 +134,12 @@ class CLIP(ImagesOnDevice):
         check_captions(data)
 
     def content(self, data: Path | None) -> str:
-        return self._found(data).fingerprint()
+        return find_captions(data, self.settings.subset).fingerprint()
 
     def find(self, data: Path | None) -> DecodedImages:
-        self.found = self._found(data)
+        self.found = find_captions(data, self.settings.subset)
         self.notes += self.found.notes
         return load_images(self.found.listing, self.stored_side)
-
-    def _found(self, data: Path | None) -> CaptionedImages:
-        return find_captions(data, self.settings.subset)
 
     def load(self, data: Path | None) -> None:
         chosen = self.settings
@@ -240,17 +237,12 @@ class CLIP(ImagesOnDevice):
         if self.settings.frozen:
             self._device = device
             tokens, side = self.captions.tokens, self.settings.crop
-            self._features = tuple(
-                cached_features(digest, compute).to(device)
-                for digest, compute in zip(
-                    self._digests,
-                    (
-                        lambda: image_features(self._frozen, self.images, side, device),
-                        lambda: text_features(self._text_tower, tokens, device),
-                    ),
-                    strict=True,
-                )
+            image, text = self._digests
+            found = (
+                cached_features(image, lambda: image_features(self._frozen, self.images, side, device)),
+                cached_features(text, lambda: text_features(self._text_tower, tokens, device)),
             )
+            self._features = [features.to(device) for features in found]
             return self.acceleration
         self._tokens = self.captions.tokens.to(device)
         # Captions of a batch are as long as the longest of them, so that steps differ in their shapes.
@@ -304,11 +296,9 @@ class CLIP(ImagesOnDevice):
     def _vectors(self, model: nn.Module, part: int) -> tuple[Tensor, Tensor, Tensor]:
         """Vectors of the images and of the captions of a part, and which of the images each caption has."""
         rows, texts = self._rows(part)
-        images, captions = [], []
-        for some in torch.split(rows, 2 * self.settings.batch_size):
-            images.append(model(self._image_inputs(some))[0])
-        for some in torch.split(texts, 2 * self.settings.batch_size):
-            captions.append(model(None, self._text_inputs(some))[0])
+        size = 2 * self.settings.batch_size
+        images = [model(self._image_inputs(some))[0] for some in torch.split(rows, size)]
+        captions = [model(None, self._text_inputs(some))[0] for some in torch.split(texts, size)]
         owners = self.captions.owners[texts] - rows[0]
         return torch.cat(images), torch.cat(captions), owners.to(self._device)
 

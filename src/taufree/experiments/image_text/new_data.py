@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from taufree.experiments.image_text.frozen import ROWS_PER_CHUNK
 from taufree.experiments.images.new_images import NewImages
-from taufree.experiments.language.tokens import read_texts, tokenise
+from taufree.experiments.language.tokens import read_texts, text_vectors, tokenise
 
 
 def embed_images(
@@ -33,7 +32,6 @@ def embed_images(
     return images.names, images.vectors(embed, size=size, resize=size, device=device, watch=watch)
 
 
-@torch.no_grad()
 def embed_texts(
     model: nn.Module,
     frozen: nn.Module | None,
@@ -46,11 +44,10 @@ def embed_texts(
     """The texts of a file, one a line, and their vectors."""
     texts, device = read_texts(path), next(model.parameters()).device
     tower = None if frozen is None else frozen.to(device).eval()
+
+    def embed(*inputs: Tensor) -> Tensor:
+        vectors: Tensor = model(None, inputs if tower is None else (tower(*inputs),))[0]
+        return vectors
+
     tokens = tokenise(tokenizer, texts, length)
-    found = []
-    for rows in torch.split(torch.arange(len(texts)), ROWS_PER_CHUNK):
-        some = tokens.take(rows)
-        inputs = (some.ids.to(device), some.attention.to(device))
-        found.append(model(None, inputs if tower is None else (tower(*inputs),))[0].float().cpu())
-        watch(int(rows[-1]) + 1, len(texts))
-    return texts, torch.cat(found)
+    return texts, text_vectors(embed, tokens, device, ROWS_PER_CHUNK, watch)
