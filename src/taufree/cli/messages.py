@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
 
-from taufree.util.files import is_there
+from taufree.util.errors import BadInputError
+from taufree.util.files import is_there, writing_to
 
 
 def path(given: str | Path) -> Path:
@@ -85,9 +86,10 @@ def refusing(*more: type[Exception]) -> Iterator[None]:
 def writing(out: Path) -> Iterator[None]:
     """Refuse ``--out`` where the block cannot write to it."""
     try:
-        yield
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+        with writing_to(out):
+            yield
+    except BadInputError as error:
+        refuse(error)
 
 
 def refuse(reason: object) -> NoReturn:

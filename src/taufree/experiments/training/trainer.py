@@ -38,7 +38,7 @@ from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.selection import BestEpoch
 from taufree.experiments.training.trackers import Trackers
 from taufree.util.errors import BadInputError
-from taufree.util.files import write_text
+from taufree.util.files import write_text, writing_to
 from taufree.util.machine import silence_lightning
 
 CURVES = (
@@ -106,13 +106,12 @@ def train(
             watch(training.epoch, loss)
         metrics = training.evaluate()
         trackers.log_metrics(metrics, training.epoch)
-    try:
-        training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
-        training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
+    out = checkpoints.parent
+    with writing_to(out):
+        training.keep(out / "embeddings" / f"{run.slug}.npz")
+        training.list_scores(out / "scores" / f"{run.slug}.csv")
         if run.save_model:
-            training.save_model(model_file(checkpoints.parent, run), metrics)
-    except OSError as error:
-        raise BadInputError(f"--out {checkpoints.parent} cannot be written to: {error.strerror}.") from error
+            training.save_model(model_file(out, run), metrics)
     return run.line(metrics, training.curves, started, training.fabric.device)
 
 
