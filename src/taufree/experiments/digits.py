@@ -72,8 +72,9 @@ def split_digits() -> SplitDigits:
     return SplitDigits(images[train], labels[train], images[held_out], labels[held_out])
 
 
-def perceptron(inputs: int, outputs: int, width: int = 256) -> nn.Sequential:
+def perceptron(inputs: int, outputs: int) -> nn.Sequential:
     """Two hidden layers with batch norms, of images or halves of them."""
+    width = 256
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(inputs, width, bias=False),

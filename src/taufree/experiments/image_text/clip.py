@@ -29,19 +29,19 @@ from taufree.experiments.evaluation.report_arrays import NEIGHBOUR_COUNT, QUERY_
 from taufree.experiments.evaluation.retrieval import recalls
 from taufree.experiments.image_text.captions import PARTS, check_captions, find_captions
 from taufree.experiments.image_text.frozen import (
+    ROWS_PER_CHUNK,
     cached_features,
     digest_of,
     features_file,
     image_features,
     text_features,
 )
-from taufree.experiments.image_text.new_data import embed_images, embed_texts
 from taufree.experiments.image_text.pairs import make_captions
 from taufree.experiments.image_text.towers import ImageTowers, TwoTowers, load_text_tower
 from taufree.experiments.images.augment import cropped_view, draw_crops
 from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.image_recipe import CropSettings, ImagesOnDevice
-from taufree.experiments.language.tokens import load_tokenizer
+from taufree.experiments.language.tokens import load_tokenizer, read_texts, text_vectors, tokenise
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
@@ -176,12 +176,19 @@ class CLIP(ImagesOnDevice):
         self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
     ) -> tuple[list[str], Tensor]:
         """The images of a folder, or the texts of a file."""
-        chosen, image, text = self.settings, None, None
-        if chosen.frozen:
-            image, text = self._frozen, self._text_tower
+        device, frozen = next(model.parameters()).device, self.settings.frozen
         if source.is_dir():
-            return embed_images(model, image, self.new_images(source), size=chosen.crop, watch=watch)
-        return embed_texts(model, text, source, self._tokenizer, length=chosen.length, watch=watch)
+            image = self._frozen.to(device).eval() if frozen else nn.Identity()
+            return self.embed_folder(lambda views: model(image(views))[0], source, device, watch)
+        text = self._text_tower.to(device).eval()
+
+        def embed(*inputs: Tensor) -> Tensor:
+            vectors: Tensor = model(None, (text(*inputs),) if frozen else inputs)[0]
+            return vectors
+
+        texts = read_texts(source)
+        tokens = tokenise(self._tokenizer, texts, self.settings.length)
+        return texts, text_vectors(embed, tokens, device, ROWS_PER_CHUNK, watch)
 
     def _prepare_frozen(self) -> None:
         """The names of all features in the cache."""

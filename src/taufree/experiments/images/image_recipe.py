@@ -24,13 +24,15 @@ from taufree.experiments.images.augment import (
     centre_view,
     draw_parameters,
 )
-from taufree.experiments.images.decoded import DecodedImages, ahead, fits
-from taufree.experiments.images.new_images import NewImages
+from taufree.experiments.images.decoded import DecodedImages, ahead, fits, load_images
+from taufree.experiments.images.listing import find_all
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
 MIN_EVALUATION_BATCH = 512
 """Images that are judged at once on a GPU, at least: fewer would leave it idle between launches."""
+NEW_IMAGES_PER_CHUNK = 128
+"""Images of ``taufree embed`` that go through a network at once."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,29 @@ class ImagesOnDevice(Accelerated):
             torch.compiler.reset()
             ImagesOnDevice._compiled_for = shapes
 
-    def new_images(self, folder: Path) -> NewImages:
-        """Images that are not of the training, shrunk as its were."""
-        images = NewImages(folder, self.stored_side)
-        if images.skipped:
-            self.notes.append(_left_out(images.skipped, len(images.names)))
-        return images
+    @torch.no_grad()
+    def embed_folder(
+        self,
+        embed: Callable[[Tensor], Tensor],
+        folder: Path,
+        device: torch.device,
+        watch: Callable[[int, int], None],
+    ) -> tuple[list[str], Tensor]:
+        """Names of images that are not of the training, but shrunk as its were, and what ``embed`` makes of
+        their middles [N, 3, crop, crop], on the CPU in float32."""
+        listing = find_all(folder)
+        images = load_images(listing, self.stored_side)
+        skipped = set(images.skipped)
+        names = [file.name for file in listing.val if file.name not in skipped]
+        if skipped:
+            self.notes.append(_left_out(images.skipped, len(names)))
+        found = []
+        for rows in torch.split(torch.arange(len(names)), NEW_IMAGES_PER_CHUNK):
+            lines, sizes = images.lines[rows].to(device), images.sizes[rows].to(device)
+            views = centre_view(lines, sizes, size=self.settings.crop, resize=self.resize)
+            found.append(embed(views).float().cpu())
+            watch(int(rows[-1]) + 1, len(names))
+        return names, torch.cat(found)
 
     def thumbnails(self, rows: Tensor) -> NDArray[Any]:
         """Small pictures [*rows.shape, side, side, 3] of the images with these numbers."""
@@ -195,11 +214,8 @@ class ImageRecipe(ImagesOnDevice):
     def embed_new(
         self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
     ) -> tuple[list[str], Tensor]:
-        images = self.new_images(source)
         device = next(model.parameters()).device
-        size, resize = self.settings.crop, self.resize
-        embed = partial(self.embed, model)
-        return images.names, images.vectors(embed, size=size, resize=resize, device=device, watch=watch)
+        return self.embed_folder(partial(self.embed, model), source, device, watch)
 
     def features(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Features of the training and of the validation images, float32 on the device."""
