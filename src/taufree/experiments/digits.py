@@ -127,10 +127,7 @@ class Digits(Recipe):
 
     def load(self, data: Path | None) -> None:
         self.images, self.labels, self.held_out, self.held_out_labels = split_digits()
-        if self.settings.batch_size > len(self.images):
-            raise ValueError(
-                f"batch_size must be at most {len(self.images)}, got {self.settings.batch_size}."
-            )
+        self.steps = self.settings.steps(len(self.images))
 
     @property
     def sample_count(self) -> int:
@@ -146,16 +143,14 @@ class Digits(Recipe):
         )
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        steps = len(self.images) // self.settings.batch_size
-        return CosineAnnealingLR(optimizer, self.settings.epochs * steps)
+        return CosineAnnealingLR(optimizer, self.settings.epochs * self.steps)
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
         """Pairs of views [batch_size, 1, 8, 8], and the digits' numbers for schemes that need them; every
         digit at most once an epoch, the rest left out."""
         order = torch.randperm(len(self.images), generator=generator)
         size = self.settings.batch_size
-        for start in range(0, len(order) - size + 1, size):
-            index = order[start : start + size]
+        for index in torch.split(order[: self.steps * size], size):
             images = self.images[index]
             views = self._view(images, generator), self._view(images, generator)
             yield (*views, index) if "index" in self.needed else views

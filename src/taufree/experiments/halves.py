@@ -73,10 +73,7 @@ class Halves(Recipe):
     def load(self, data: Path | None) -> None:
         digits = split_digits()
         self.images, self.held_out = digits.images, digits.held_out
-        if self.settings.batch_size > len(self.images):
-            raise ValueError(
-                f"batch_size must be at most {len(self.images)}, got {self.settings.batch_size}."
-            )
+        self.steps = self.settings.steps(len(self.images))
 
     def model(self) -> nn.Module:
         return Towers()
@@ -88,15 +85,13 @@ class Halves(Recipe):
         )
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        steps = len(self.images) // self.settings.batch_size
-        return CosineAnnealingLR(optimizer, self.settings.epochs * steps)
+        return CosineAnnealingLR(optimizer, self.settings.epochs * self.steps)
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Noisy digits [batch_size, 1, 8, 8]; every digit at most once an epoch, the rest left out."""
         order = torch.randperm(len(self.images), generator=generator)
         size = self.settings.batch_size
-        for start in range(0, len(order) - size + 1, size):
-            images = self.images[order[start : start + size]]
+        for images in torch.split(self.images[order[: self.steps * size]], size):
             yield images + self.settings.noise * torch.randn(images.shape, generator=generator)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:

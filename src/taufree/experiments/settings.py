@@ -113,6 +113,12 @@ class BatchSettings(Settings):
 
     batch_size: Annotated[int, "Pairs in a batch.", Bounds(2)] = 256
 
+    def steps(self, count: int, what: str = "") -> int:
+        """Whole batches of ``count`` examples, of which an error says ``what`` they are, if there is none."""
+        if self.batch_size > count:
+            raise ValueError(f"batch_size must be at most {count}{what}, got {self.batch_size}.")
+        return count // self.batch_size
+
 
 def list_settings(settings_type: type[Settings]) -> list[Setting]:
     """The fields in their order. A field that a subclass gives another default keeps sentence and bounds.

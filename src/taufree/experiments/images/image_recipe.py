@@ -88,12 +88,7 @@ class ImagesOnDevice(Accelerated):
             self.notes.append(_left_out(skipped, count))
         if not self.images.training < count:
             raise ValueError("none of the validation images can be read.")
-        if self.settings.batch_size > self.images.training:
-            raise ValueError(
-                f"batch_size must be at most {self.images.training}, the number of training images, "
-                f"got {self.settings.batch_size}."
-            )
-        self.steps = self.images.training // self.settings.batch_size
+        self.steps = self.settings.steps(self.images.training, ", the number of training images")
 
     def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         self._device = device
