@@ -29,7 +29,6 @@ from taufree.experiments.recommendation.dataset import (
 from taufree.experiments.recommendation.network import (
     DCRecNetwork,
     Output,
-    Shape,
     contrastive,
     divergence,
 )
@@ -198,8 +197,9 @@ class DCRec(Accelerated):
 
     def model(self) -> nn.Module:
         chosen = self.settings
-        shape = Shape(dropout=chosen.dropout)
-        return DCRecNetwork(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
+        return DCRecNetwork(
+            self.data, self.neighbours, dropout=chosen.dropout, mean=chosen.mean, samples=self.samples
+        )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
