@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from taufree.util.errors import BadInputError
+
 MAX_SEEDS, MAX_SEED = 10_000, 2**31 - 1
 
 
@@ -136,6 +138,14 @@ def list_settings(settings_type: type[Settings]) -> list[Setting]:
         bounds = next((note for note in notes if isinstance(note, Bounds)), Bounds())
         found.append(Setting(one.name, kind, one.default, sentence, bounds))
     return found
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """The two sides of a ``--set``."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise BadInputError(f"--set must be NAME=VALUE, got {text!r}.")
+    return name, value
 
 
 def parse_seeds(text: str) -> range:
