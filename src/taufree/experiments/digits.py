@@ -127,7 +127,7 @@ class Digits(Recipe):
 
     def load(self, data: Path | None) -> None:
         self.images, self.labels, self.held_out, self.held_out_labels = split_digits()
-        self.steps = self.settings.steps(len(self.images))
+        self.steps = self.settings.count_batches(len(self.images))
 
     @property
     def sample_count(self) -> int:

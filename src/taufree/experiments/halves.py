@@ -73,7 +73,7 @@ class Halves(Recipe):
     def load(self, data: Path | None) -> None:
         digits = split_digits()
         self.images, self.held_out = digits.images, digits.held_out
-        self.steps = self.settings.steps(len(self.images))
+        self.steps = self.settings.count_batches(len(self.images))
 
     def model(self) -> nn.Module:
         return Towers()

@@ -115,11 +115,12 @@ class BatchSettings(Settings):
 
     batch_size: Annotated[int, "Pairs in a batch.", Bounds(2)] = 256
 
-    def steps(self, count: int, what: str = "") -> int:
-        """Whole batches of ``count`` examples, of which an error says ``what`` they are, if there is none."""
-        if self.batch_size > count:
-            raise ValueError(f"batch_size must be at most {count}{what}, got {self.batch_size}.")
-        return count // self.batch_size
+    def count_batches(self, examples: int, what: str = "") -> int:
+        """How many whole batches there are; a ValueError if none, in which ``what`` follows the number of
+        examples."""
+        if self.batch_size > examples:
+            raise ValueError(f"batch_size must be at most {examples}{what}, got {self.batch_size}.")
+        return examples // self.batch_size
 
 
 def list_settings(settings_type: type[Settings]) -> list[Setting]:

@@ -180,7 +180,7 @@ class CLIP(ImagesOnDevice):
         if source.is_dir():
             image = self._frozen.to(device).eval() if frozen else nn.Identity()
             return self.embed_folder(lambda views: model(image(views))[0], source, device, watch)
-        text = self._text_tower.to(device).eval()
+        text = self._text_tower.to(device).eval() if frozen else nn.Identity()
 
         def embed(*inputs: Tensor) -> Tensor:
             vectors: Tensor = model(None, (text(*inputs),) if frozen else inputs)[0]

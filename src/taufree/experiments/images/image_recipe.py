@@ -88,7 +88,7 @@ class ImagesOnDevice(Accelerated):
             self.notes.append(_left_out(skipped, count))
         if not self.images.training < count:
             raise ValueError("none of the validation images can be read.")
-        self.steps = self.settings.steps(self.images.training, ", the number of training images")
+        self.steps = self.settings.count_batches(self.images.training, ", the number of training images")
 
     def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         self._device = device

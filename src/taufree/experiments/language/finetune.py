@@ -51,7 +51,7 @@ class FineTuning(Accelerated):
         """Tokenise the pairs, of which each is a tuple of ``kinds`` sentences."""
         chosen = self.settings
         pairs = pairs[: chosen.subset or len(pairs)]
-        self.steps = chosen.steps(len(pairs), f", the number of sentence pairs in {data}")
+        self.steps = chosen.count_batches(len(pairs), f", the number of sentence pairs in {data}")
         self.tokenizer = load_tokenizer(chosen.model)
         self.pretrained, missing = load_masked_lm(chosen.model)
         if missing and self.needs_head:

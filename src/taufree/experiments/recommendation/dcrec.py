@@ -171,7 +171,7 @@ class DCRec(Accelerated):
                 f"{folder} must have users with two items or more beside those that are held out, "
                 f"got {count} histories to train on."
             )
-        self.steps = chosen.steps(count, ", the number of histories to train on")
+        self.steps = chosen.count_batches(count, ", the number of histories to train on")
 
     def _judged(self, part: str) -> Tensor:
         """The rows of a part by which the network is judged: those whose target it can know.
