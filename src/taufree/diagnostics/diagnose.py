@@ -192,10 +192,8 @@ def _copies_and_zeros(a: Tensor, b: Tensor | None, groups: Tensor) -> tuple[dict
     false = np.zeros(len(a), dtype=bool)
     for keys, zero in ((keys_a, zero_a), (keys_b, zero_b)):
         false |= (_occurrences(keys, keys_b) > _occurrences(keys ^ salt, keys_b ^ salt)) & ~zero
-    zeros, copies = (
-        {"first": int(zero_a.sum())},
-        {"first": int(((_occurrences(keys_a, keys_a) > 1) & ~zero_a).sum())},
-    )
+    zeros = {"first": int(zero_a.sum())}
+    copies = {"first": int(((_occurrences(keys_a, keys_a) > 1) & ~zero_a).sum())}
     if b is not None:
         zeros["second"] = int(zero_b.sum())
         copies["second"] = int(((_occurrences(keys_b, keys_b) > 1) & ~zero_b).sum())

@@ -96,7 +96,7 @@ class ImagesOnDevice(Accelerated):
         # Images that stay on the device are taken by their numbers, others come with each batch.
         self._resident = fits(self.images.bytes, device)
         self._lines = self.images.lines.to(device) if self._resident else self.images.lines
-        views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (self.make_views, centre_view)
+        views: list[Callable[..., Tensor]] = [self.make_views, centre_view]
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         if compiles(device):
@@ -104,10 +104,7 @@ class ImagesOnDevice(Accelerated):
             if not distributed.active():  # batch norms over ranks would cut the graph at every layer
                 for part in self.compiled(model):
                     part.compile(dynamic=False)
-            views = (
-                torch.compile(self.make_views, dynamic=False),
-                torch.compile(centre_view, dynamic=False),
-            )
+            views = [torch.compile(view, dynamic=False) for view in views]
         self._augment = partial(views[0], size=self.settings.crop)
         self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)
         # While a step is recorded no other thread may use the device, and a thread fetches the images that

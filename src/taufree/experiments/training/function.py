@@ -34,12 +34,10 @@ class FunctionRun(Run):
 
     @cached_property
     def recorded_settings(self) -> dict[str, Any]:
-        own = {"source": function_digest(self.function), LINK_SOURCE: self._link_source()}
+        link = function_digest(type(make_link(self.link))) if OWN in self.link else None
+        own = {"source": function_digest(self.function), LINK_SOURCE: link}
         options: dict[str, Any] = json.loads(self.options)
         return options | {name: value for name, value in own.items() if value is not None}
-
-    def _link_source(self) -> str | None:
-        return function_digest(type(make_link(self.link))) if OWN in self.link else None
 
     @cached_property
     def content(self) -> str | None:
