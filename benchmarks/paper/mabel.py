@@ -20,13 +20,12 @@ import os
 import shutil
 import time
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
-from scipy import stats
 
 from benchmarks.support.lines import read
 from benchmarks.support.markdown import head, row
@@ -37,7 +36,7 @@ from taufree.experiments.language.mabel import TERMS, Mabel, MabelSettings
 from taufree.experiments.language.pretrain import RECORD_FILE, PretrainSettings, pretrain
 from taufree.experiments.language.sentences import SentenceEncoder, Sentences, SentencesSettings
 from taufree.experiments.link_names import describe
-from taufree.experiments.report.statistics import difference
+from taufree.experiments.report.statistics import difference, interval_of_mean
 from taufree.experiments.settings import Settings
 from taufree.experiments.training.run import Run
 from taufree.util.files import atomic_write
@@ -166,11 +165,8 @@ def run(chosen: argparse.Namespace) -> None:
 
 def spread(values: list[float]) -> str:
     """The mean and the half-width of its 95 % interval (Student's t over seeds)."""
-    if len(values) < 2:
-        return f"{values[0]:.2f}"
-    return (
-        f"{mean(values):.2f} ± {stats.t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5:.2f}"
-    )
+    interval = interval_of_mean(values)
+    return f"{mean(values):.2f}" + (f" ± {interval[1] - mean(values):.2f}" if interval else "")
 
 
 def mabel_table(base: dict, lines: list[dict]) -> None:

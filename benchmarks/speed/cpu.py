@@ -11,9 +11,7 @@ size follow each other, and the fastest step of two seconds counts. Writes bench
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -26,9 +24,9 @@ import taufree
 from benchmarks.support.markdown import head, row
 from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
+from taufree.bench.measure import MIB, about, save
 
 TAU = 0.1
-MIB = 2**20
 OUT = RESULTS / "cpu.json"
 
 
@@ -160,33 +158,13 @@ def main() -> None:
                     f"{'' if share is None else f'{share:6.2f} x dense':14} {result['extra_mib']:>9.0f} MiB",
                     flush=True,
                 )
-    cpu = next(
-        (
-            x.split(":")[1].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in x
-        ),
-        "",
-    )
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(
-        json.dumps(
-            {
-                "what": "forward + backward, float32, seconds per step and MiB beyond the inputs",
-                "command": "python -m benchmarks.speed.cpu",
-                "date": datetime.date.today().isoformat(),
-                "hardware": {"cpu": cpu, "threads": torch.get_num_threads()},
-                "versions": {
-                    "python": platform.python_version(),
-                    "torch": torch.__version__,
-                    "taufree": taufree.__version__,
-                },
-                "rows": rows,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    result = {
+        "what": "forward + backward, float32, seconds per step and MiB beyond the inputs",
+        "command": "python -m benchmarks.speed.cpu",
+        **about("cpu"),
+        "rows": rows,
+    }
+    save(result, OUT)
     print(f"wrote {OUT}")
 
 

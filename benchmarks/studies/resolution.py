@@ -21,7 +21,6 @@ from pathlib import Path
 import pandas as pd
 import torch
 from rich.progress import track
-from scipy import stats
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -33,7 +32,7 @@ from taufree import Link, LogOdds, nt_xent
 from taufree.experiments.digits import Digits, DigitsSettings
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.citeseer import CiteSeer, CiteSeerSettings
-from taufree.experiments.report.statistics import Spread
+from taufree.experiments.report.statistics import Spread, interval_of_mean
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
 from taufree.util.json_lines import append_json
@@ -250,10 +249,10 @@ def table(lines: list[dict], task: str) -> None:
 
 def interval(gaps: pd.Series) -> str:
     """Mean and 95 % interval of Student's t."""
-    if len(gaps) < 2:
+    ends = interval_of_mean(gaps.tolist())
+    if ends is None:
         return ""
-    half = stats.t.ppf(0.975, len(gaps) - 1) * gaps.std() / len(gaps) ** 0.5
-    low, high = gaps.mean() - half, gaps.mean() + half
+    low, high = ends
     return f"{gaps.mean():+.2f} ({low:+.2f} to {high:+.2f})" + (", within noise" if low <= 0 <= high else "")
 
 

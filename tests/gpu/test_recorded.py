@@ -14,11 +14,11 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.recorded import WARM_UP_CALLS, Replayed
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.trainer import Training
 from tests.support.cifar import write_cifar
 from tests.support.devices import require_gpu
 from tests.support.photographs import write_folder
 from tests.support.shop import assert_seeded_dropout
+from tests.support.training import begun
 
 pytestmark = require_gpu()
 
@@ -85,12 +85,6 @@ def runs(tmp_path, monkeypatch, shop):
         name: Run(name, "free", 0, settings, "64-true" if name in data else "32-true", "cuda", data.get(name))
         for name, settings in {"images": images, "msc": msc, "dcrec": dcrec}.items()
     }
-
-
-def begun(run):
-    recipe = find_recipe(run.recipe)(run.settings)
-    recipe.load(run.data)
-    return Training(run, recipe)
 
 
 @pytest.mark.parametrize("name", ["images", "msc", "dcrec"])

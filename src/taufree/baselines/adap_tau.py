@@ -54,13 +54,7 @@ class AdapTau(Scheme):
         gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(
-            AdaptiveTemperature(),
-            pairs=pairs,
-            reduction=reduction,
-            gather_distributed=gather_distributed,
-            backend=backend,
-        )
+        super().__init__(AdaptiveTemperature(), pairs, reduction, gather_distributed, backend)
 
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
         """The loss of a batch."""

@@ -74,13 +74,7 @@ class ISogCLR(Scheme):
         gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(
-            Temperature(tau),
-            pairs=pairs,
-            reduction=reduction,
-            gather_distributed=gather_distributed,
-            backend=backend,
-        )
+        super().__init__(Temperature(tau), pairs, reduction, gather_distributed, backend)
         share, positive = (lambda x: 0 < x <= 1), (lambda x: x > 0)
         self.gamma = check_number("gamma", gamma, "a positive number of at most 1", share)
         self.beta = check_number("beta", beta, "a positive number of at most 1", share)

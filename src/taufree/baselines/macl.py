@@ -61,11 +61,7 @@ class MACL(Scheme):
         backend: str = "auto",
     ) -> None:
         super().__init__(
-            ModelAwareTemperature(tau0, alpha, a0),
-            pairs=pairs,
-            reduction=reduction,
-            gather_distributed=gather_distributed,
-            backend=backend,
+            ModelAwareTemperature(tau0, alpha, a0), pairs, reduction, gather_distributed, backend
         )
 
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:

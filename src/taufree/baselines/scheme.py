@@ -32,7 +32,6 @@ class Scheme(nn.Module):
     def __init__(
         self,
         link: Link,
-        *,
         pairs: bool = False,
         reduction: str = "mean",
         gather_distributed: bool = False,

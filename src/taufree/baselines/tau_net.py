@@ -43,13 +43,7 @@ class TaU(Scheme):
         gather_distributed: bool = False,
         backend: str = "auto",
     ) -> None:
-        super().__init__(
-            Temperature(t),
-            pairs=pairs,
-            reduction=reduction,
-            gather_distributed=gather_distributed,
-            backend=backend,
-        )
+        super().__init__(Temperature(t), pairs, reduction, gather_distributed, backend)
         self.t = float(t)
 
     def forward(

@@ -12,13 +12,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-import taufree
 from taufree.bench.methods import Logits, Loss, Method, logits_of, truth
 from taufree.util.files import write_text
-from taufree.util.machine import hardware
+from taufree.util.machine import hardware, versions
 
 MIB = 2**20
 MAX_ERRORS = (2e-2, 5e-2)  # relative errors of loss and gradient above which a method was called wrongly
@@ -181,25 +178,12 @@ def short_reason(problem: Exception) -> str:
 
 def about(device: str, packages: Sequence[str] = ()) -> Row:
     """The date, the machine, and the versions of what was measured."""
-    versions = {"python": platform.python_version(), "taufree": taufree.__version__}
-    for package in ("torch", "triton", *packages):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found = versions(("torch", "triton", *packages))
     date = datetime.date.today().isoformat()
-    return {"date": date, "hardware": hardware(torch.device(device)), "versions": versions}
+    return {"date": date, "hardware": hardware(torch.device(device)), "versions": found}
 
 
 def save(result: Row, path: Path) -> None:
-    """Write JSON, whole or not at all."""
-    write_text(path, json.dumps(_finite(result), indent=1, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """The value with None for NaN and infinity, which JSON has no words for."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+    """Write JSON, whole or not at all, with null for NaN and infinity, which it has no words for."""
+    finite = json.loads(json.dumps(result), parse_constant=lambda _: None)
+    write_text(path, json.dumps(finite, indent=1, allow_nan=False) + "\n")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from taufree.cli.messages import bar, imports, path, refuse, writable
+from taufree.cli.messages import bar, imports, path, refusing, writable, writing
 
 
 def bench(
@@ -55,14 +55,12 @@ def bench(
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given = [given or default for given, default in zip((n, d, dtype), DEFAULT_OPTIONS[device], strict=True)]
-    try:
+    with refusing():
         if out.is_dir():
             raise ValueError(f"--out must be a file, got the folder {out}.")
         ns, ds = numbers("n", given[0], 2), numbers("d", given[1])  # one pair has no negatives
         check(given[2], loss)
         chosen = links_of(links)
-    except ValueError as error:
-        refuse(error)
     writable(out, out.parent)
     with bar("measuring") as watch:
         result = measure(ns, ds, given[2], loss, device, watch, chosen)
@@ -77,8 +75,6 @@ def bench(
     show.print(table)
     for line in remarks(result):
         show.print(line, highlight=False, markup=False)
-    try:
+    with writing(out):
         save(result, out)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     show.print(f"Results: {out}", highlight=False, markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, check_data_folder, imports, path, refuse, writable
+from taufree.cli.messages import bar, check_data_folder, imports, path, refusing, writable, writing
 
 
 def bias(
@@ -37,10 +37,8 @@ def bias(
     Example:
       taufree bias bert-base-uncased --data FOLDER --out bias
     """
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         check_data_folder(data)
-    except ValueError as error:
-        refuse(error)
     with imports():
         from taufree.experiments.language.crows import crows_pairs, crows_share, read_crows
         from taufree.experiments.language.scoring import write_rows
@@ -53,7 +51,7 @@ def bias(
         from taufree.experiments.language.tokens import load_masked_lm, load_tokenizer
         from taufree.util.machine import choose_device
 
-    try:
+    with refusing():
         chosen = choose_device(device, "32-true")
         contexts = read_stereoset(find_stereoset(data))
         pairs = read_crows(data / "bias" / "crows_pairs_anonymized.csv")
@@ -68,13 +66,9 @@ def bias(
             answers = stereoset(network.to(chosen), tokenizer, contexts, watch)
         with bar("CrowS-Pairs") as watch:
             choices = crows_pairs(network, tokenizer, pairs, watch)
-    except ValueError as error:
-        refuse(error)
-    try:
+    with writing(out):
         write_rows(answers, out / "stereoset.jsonl")
         write_rows(choices, out / "crows.jsonl")
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     kinds = [None, *sorted({row["bias_type"] for row in answers})]
     for kind in kinds:
         found = stereoset_summary(answers, kind)

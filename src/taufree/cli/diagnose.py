@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, imports, path, refuse
+from taufree.cli.messages import bar, imports, path, refusing, writing
 
 
 def diagnose(
@@ -47,31 +47,23 @@ def diagnose(
     """
     from taufree.util.files import check_file
 
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         temperatures = _temperatures(taus)
         for given in (file, second, labels):
             if given is not None:
                 check_file(given, "embeddings or labels")
-    except ValueError as error:
-        refuse(error)
     with imports():
         from taufree.diagnostics import diagnose as embeddings
         from taufree.diagnostics import diagnosis_page
         from taufree.diagnostics import embedding_files as files
 
-    try:
+    with refusing(TypeError, OSError):
         named = [name.strip() for name in columns.split(",")] if columns is not None else None
         first, pairs, groups = files.load_embeddings(file, second, labels, named)
         with bar("anchors looked at") as watch:
             found = embeddings.diagnose(first, pairs, labels=groups, taus=temperatures, watch=watch)
-    except (ValueError, TypeError, OSError) as error:
-        refuse(error)
-    try:
+    with refusing(), writing(out):
         page = diagnosis_page.write_diagnosis(found, out)
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     typer.echo(found)
     typer.echo(f"Page: {page}")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, imports, path, refuse, writable
+from taufree.cli.messages import bar, imports, path, refusing, writable, writing
 
 SUFFIXES = (".npz", ".npy", ".csv")
 
@@ -45,28 +45,22 @@ def embed(
     """
     from taufree.util.machine import check_device, choose_device
 
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         check_device(device, "32-true")
         if out.suffix not in SUFFIXES:
             raise ValueError(f"--out must end with one of {', '.join(SUFFIXES)}, got {out}.")
-    except ValueError as error:
-        refuse(error)
     with imports():
         from taufree.experiments.evaluation.vector_files import save_vectors
         from taufree.experiments.training.saved_model import read_model
 
     sys.path.append(str(Path.cwd()))  # for recipes of one's own, as taufree run does
-    try:
+    with refusing(OSError):
         found = read_model(model, choose_device(device, "32-true"))
         writable(out, out.parent)
         with bar("embedding") as watch:
             names, vectors = found.recipe.embed_new(found.model, data, watch)
-    except (ValueError, OSError) as error:
-        refuse(error)
     for note in found.recipe.notes:
         print(note, file=sys.stderr)
-    try:
+    with writing(out):
         save_vectors(out, names, vectors)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     typer.echo(f"{len(names)} vectors of {vectors.shape[1]} numbers: {out}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, imports, path, refuse
+from taufree.cli.messages import bar, imports, path, refusing, writing
 
 
 def figures(
@@ -24,12 +24,7 @@ def figures(
     with imports():
         from taufree.diagnostics.theory.figures import draw_figures
 
-    try:
-        with bar("drawing") as watch:
-            paths = draw_figures(out, watch=watch)
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+    with refusing(), writing(out), bar("drawing") as watch:
+        paths = draw_figures(out, watch=watch)
     for drawn in paths:
         typer.echo(drawn)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import imports, path, refuse
+from taufree.cli.messages import imports, path, refusing
 
 
 def merge(
@@ -34,8 +34,6 @@ def merge(
     with imports():
         from taufree.experiments.sweep.merging import merge as merged
 
-    try:
+    with refusing():
         added, total = merged(outs, out, lambda sentence: print(sentence, file=sys.stderr))
-    except ValueError as error:
-        refuse(error)
     typer.echo(f"{added} runs were added to {out / 'results.jsonl'}, which has {total} now.")

@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NoReturn
 
-from taufree.util.files import is_there
+from taufree.util.errors import BadInputError
+from taufree.util.files import is_there, writing_to
 
 
 def path(given: str | Path) -> Path:
@@ -66,11 +67,29 @@ def check_data_folder(data: Path | None) -> None:
 
 def writable(out: Path, folder: Path) -> None:
     """Refuse ``--out`` before long work if nothing can be written to this folder of it, made if not there."""
-    try:
+    with writing(out):
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
+
+
+@contextmanager
+def refusing(*more: type[Exception]) -> Iterator[None]:
+    """End as :func:`refuse` does where the block raises a ValueError, or one of these errors."""
+    errors: tuple[type[Exception], ...] = (ValueError, *more)
+    try:
+        yield
+    except errors as error:
+        refuse(error)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Refuse ``--out`` where the block cannot write to it."""
+    try:
+        with writing_to(out):
+            yield
+    except BadInputError as error:
+        refuse(error)
 
 
 def refuse(reason: object) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, check_data_folder, imports, path, refuse
+from taufree.cli.messages import bar, check_data_folder, imports, path, refusing, writing
 from taufree.util.optional import require
 
 
@@ -42,18 +42,16 @@ def pretrain_mlm(
       taufree pretrain-mlm FOLDER/encoder --data FOLDER --out models/adapted
     """
     require("lightning", "taufree[cli]")
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         check_data_folder(data)
-    except ValueError as error:
-        refuse(error)
     with imports():
         from taufree.experiments.language.pretrain import PretrainSettings, pretrain
         from taufree.util.machine import choose_device
 
     try:
-        chosen = choose_device(device, "32-true" if precision is None else precision)
-        settings = PretrainSettings(epochs=epochs, tokens=tokens, learning_rate=learning_rate)
-        with bar("training") as watch:
+        with refusing(), writing(out), bar("training") as watch:
+            chosen = choose_device(device, "32-true" if precision is None else precision)
+            settings = PretrainSettings(epochs=epochs, tokens=tokens, learning_rate=learning_rate)
             found = pretrain(
                 model,
                 data,
@@ -64,10 +62,6 @@ def pretrain_mlm(
                 watch=watch,
                 note=lambda sentence: typer.echo(sentence, err=True),
             )
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     except KeyboardInterrupt:
         typer.echo(f"Stopped; give the same command again to go on from {out}.", err=True)
         raise typer.Exit(130) from None

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taufree.cli.messages import imports, refuse
+from taufree.cli.messages import imports, refusing
 
 if TYPE_CHECKING:
     from taufree.experiments.recipe import Recipe
@@ -39,11 +39,8 @@ def recipes(
         console.print(listed)
         console.print("Settings, data and an example of one: taufree recipes RECIPE")
         return
-    try:
-        with imports():
-            recipe = find_recipe(name)
-    except ValueError as error:
-        refuse(error)
+    with refusing(), imports():
+        recipe = find_recipe(name)
     _show(recipe, console)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from taufree.cli.messages import imports, path, refuse
+from taufree.cli.messages import imports, path, refuse, refusing
 from taufree.cli.result_tables import show_results
 
 
@@ -48,20 +48,16 @@ def report(
     """
     from taufree.experiments.sweep.results import results_file
 
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         folders = [results_file(one).parent for one in outs]
-    except ValueError as error:
-        refuse(error)
     with imports():
         from taufree.experiments.report.comparison import write_comparison
         from taufree.experiments.report.page import write_report
         from taufree.experiments.report.sweeps import find_sweeps
 
     sys.path.append(str(Path.cwd()))  # for recipes and links of one's own, as taufree run does
-    try:
+    with refusing():
         sweeps = find_sweeps(outs, settings or (), lambda sentence: print(sentence, file=sys.stderr))
-    except ValueError as error:
-        refuse(error)
     several = len(sweeps) > 1
     page = out or (Path("comparison.html") if several else folders[0] / "report.html")
     show = Console(soft_wrap=True)

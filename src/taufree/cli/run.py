@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from taufree.cli.messages import check_data_folder, imports, path, refuse
+from taufree.cli.messages import check_data_folder, imports, path, refuse, writing
 from taufree.cli.result_tables import show_results
 from taufree.util.optional import require
 
@@ -206,10 +206,8 @@ def run(
         show = Console(soft_wrap=True)
         show_results(outcome.lines, show, quick=preset == "quick")
         # After the table, which a full disk does not keep from being read.
-        try:
+        with writing(out):
             report = write_report(outcome.lines, out / "report.html", preset=preset, data=data)
-        except OSError as error:
-            refuse(f"--out {out} cannot be written to: {error.strerror}.")
         show.print(f"Report: {report}", highlight=False, markup=False)
         if (out / "scores").is_dir():
             show.print(f"Scores: {out / 'scores'}", highlight=False, markup=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import bar, imports, path, refuse, writable
+from taufree.cli.messages import bar, imports, path, refusing, writable, writing
 
 
 def score(
@@ -32,10 +32,8 @@ def score(
     """
     from taufree.util.machine import check_device, choose_device
 
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         check_device(device, "32-true")
-    except ValueError as error:
-        refuse(error)
     with imports():
         import pandas as pd
 
@@ -43,17 +41,13 @@ def score(
         from taufree.util.files import write_text
 
     sys.path.append(str(Path.cwd()))  # for recipes of one's own, as taufree run does
-    try:
+    with refusing(OSError):
         found = read_model(model, choose_device(device, "32-true"))
         writable(out, out.parent)
         with bar("scoring") as watch:
             rows = found.recipe.score_new(found.model, found.saved, data, watch)
-    except (ValueError, OSError) as error:
-        refuse(error)
     for note in found.recipe.notes:
         print(note, file=sys.stderr)
-    try:
+    with writing(out):
         write_text(out, pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     typer.echo(f"{len(rows)} scores: {out}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import imports, path, refuse
+from taufree.cli.messages import imports, path, refusing, writing
 
 
 def sequences(
@@ -39,12 +39,8 @@ def sequences(
     with imports():
         from taufree.experiments.recommendation.sequences import build_sequences
 
-    try:
+    with refusing(), writing(out):
         made = build_sequences(log, out, user=user, item=item, time=time, core=core)
-    except ValueError as error:
-        refuse(error)
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")
     for note in made.notes:
         print(note, file=sys.stderr)
     typer.echo(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from taufree.cli.messages import imports, path, refuse
+from taufree.cli.messages import imports, path, refusing, writing
 
 
 def table(
@@ -43,27 +43,21 @@ def table(
     """
     from taufree.experiments.sweep.results import results_file
 
-    try:  # before the imports below, which take seconds
+    with refusing():  # before the imports below, which take seconds
         for one in outs:
             results_file(one)
-    except ValueError as error:
-        refuse(error)
     with imports():
         from taufree.experiments.report.published import published
         from taufree.experiments.report.sweeps import find_sweeps
         from taufree.util.files import write_text
 
     sys.path.append(str(Path.cwd()))  # for recipes and links of one's own, as taufree run does
-    try:
+    with refusing():
         sweeps = find_sweeps(outs, settings or (), lambda sentence: print(sentence, file=sys.stderr))
         metrics = [name.strip() for name in metric.split(",")] if metric is not None else []
         text = published(sweeps, metrics, format)
-    except ValueError as error:
-        refuse(error)
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
+    with writing(out):
         typer.echo(f"Table: {write_text(out, text)}")
-    except OSError as error:
-        refuse(f"--out {out} cannot be written to: {error.strerror}.")

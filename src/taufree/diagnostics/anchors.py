@@ -89,11 +89,6 @@ def schemes(taus: Sequence[float] = TAUS) -> dict[str, Link]:
     return {"free": LogOdds(), **{f"tau={float(tau):g}": Temperature(tau) for tau in taus}}
 
 
-def pieces(x: Tensor, height: int) -> Iterator[Tensor]:
-    """The rows of ``x`` from top to bottom, ``height`` at a time."""
-    return (x[top : top + height] for top in range(0, len(x), height))
-
-
 def unit(x: Tensor) -> Tensor:
     """Rows of length 1 in float32; a zero row stays zero, so its cosines are 0."""
     x = x if x.dtype == torch.float64 else x.float()
@@ -119,16 +114,16 @@ def blocks(first: Tensor, second: Tensor | None, groups: Tensor, rows: Tensor) -
     hard = -(-total // round(1 / HARDEST_SHARE))
     tall = min(len(rows), max(1, _PRODUCT_SIZE // total))
     buffer = torch.empty(tall, total, dtype=torch.float32, device=first.device)  # whatever the default is
-    for part in pieces(rows, tall):
+    for part in torch.split(rows, tall):
         anchors, cosines = unit(first[part]), buffer[: len(part)]
         with full_precision(first.device):
             # The table is normalised piece by piece, each time anew: a second copy of it may not fit.
-            for number, piece in enumerate(pieces(table, _PIECE_ROWS)):
+            for number, piece in enumerate(torch.split(table, _PIECE_ROWS)):
                 left = _PIECE_ROWS * number
                 torch.mm(anchors, unit(piece).T, out=cosines[:, left : left + len(piece)])
         cosines.clamp_(-1, 1)
         height = len(part) if first.is_cuda else max(1, _CACHE_SIZE // total)
-        for row, cosine in zip(pieces(part, height), pieces(cosines, height), strict=True):
+        for row, cosine in zip(torch.split(part, height), torch.split(cosines, height), strict=True):
             size = sizes[groups[row]].unsqueeze(1)
             counts = slot < size
             group = order[starts[groups[row]].unsqueeze(1) + torch.where(counts, slot, 0)]

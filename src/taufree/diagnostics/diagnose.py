@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from taufree import Link, LogOdds, Temperature
-from taufree.diagnostics.anchors import TAUS, AnchorBlock, AnchorStatistics, blocks, measure, pieces, schemes
+from taufree.diagnostics.anchors import TAUS, AnchorBlock, AnchorStatistics, blocks, measure, schemes
 from taufree.diagnostics.diagnosis import COSINE_EDGES, OPTIMAL_COSINE, VANISHED_SHARE, Diagnosis, Scheme
 from taufree.diagnostics.fitted import fitted_gain
 from taufree.diagnostics.gradient_scale import optimum_scale
@@ -192,10 +192,8 @@ def _copies_and_zeros(a: Tensor, b: Tensor | None, groups: Tensor) -> tuple[dict
     false = np.zeros(len(a), dtype=bool)
     for keys, zero in ((keys_a, zero_a), (keys_b, zero_b)):
         false |= (_occurrences(keys, keys_b) > _occurrences(keys ^ salt, keys_b ^ salt)) & ~zero
-    zeros, copies = (
-        {"first": int(zero_a.sum())},
-        {"first": int(((_occurrences(keys_a, keys_a) > 1) & ~zero_a).sum())},
-    )
+    zeros = {"first": int(zero_a.sum())}
+    copies = {"first": int(((_occurrences(keys_a, keys_a) > 1) & ~zero_a).sum())}
     if b is not None:
         zeros["second"] = int(zero_b.sum())
         copies["second"] = int(((_occurrences(keys_b, keys_b) > 1) & ~zero_b).sum())
@@ -206,7 +204,7 @@ def _copies_and_zeros(a: Tensor, b: Tensor | None, groups: Tensor) -> tuple[dict
 def _hashes(x: Tensor, dtype: torch.dtype) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """A 64-bit hash of each row, and whether the row is all zero; no two rows are ever compared directly."""
     digests, zero = [], []
-    for piece in pieces(x, 4096):
+    for piece in torch.split(x, 4096):
         rows = (piece.to(dtype) + 0.0).cpu().numpy()  # + 0.0 makes -0.0 and 0.0 the same bytes
         digests += [hashlib.blake2b(row, digest_size=8).digest() for row in rows]
         zero.append(~rows.any(1))
@@ -238,7 +236,7 @@ def table(name: str, values: NDArray[Any] | Tensor) -> Tensor:
             f"{name} must be rows x dimensions with at least two rows, got shape {tuple(values.shape)}"
         )
     values = values.detach()
-    for number, piece in enumerate(pieces(values, 4096)):
+    for number, piece in enumerate(torch.split(values, 4096)):
         bad = (~piece.isfinite().all(1)).nonzero()
         if len(bad):
             raise ValueError(

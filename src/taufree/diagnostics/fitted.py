@@ -17,9 +17,7 @@ _ROUNDING = 5e-3
 
 
 @torch.no_grad()
-def fitted_gain(
-    read: Callable[[], Iterable[AnchorBlock]], anchors: int, link: LogOdds | None = None
-) -> float:
+def fitted_gain(read: Callable[[], Iterable[AnchorBlock]], anchors: int) -> float:
     """The gain g >= 0 at which the mean loss of the blocks is smallest, to convergence in float64.
 
     With a the log-odds of an anchor's candidates, s the softmax of g a and y the targets, the loss is convex:
@@ -34,9 +32,8 @@ def fitted_gain(
     Args:
         read: gives the blocks anew each time it is called.
         anchors: n, the anchors of the batch; the blocks may hold a sample of them.
-        link: whose resolution to take.
     """
-    unscaled = LogOdds() if link is None else link
+    unscaled = LogOdds()
     slope, curvature = _derivatives(0.0, read(), anchors, unscaled)
     if not slope < 0 or curvature < _ROUNDING**2:
         return 0.0

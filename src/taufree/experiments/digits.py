@@ -72,24 +72,30 @@ def split_digits() -> SplitDigits:
     return SplitDigits(images[train], labels[train], images[held_out], labels[held_out])
 
 
+def perceptron(inputs: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers with batch norms, of images or halves of them."""
+    width = 256
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(inputs, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, width, bias=False),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, outputs),
+    )
+
+
 class DigitsEncoder(nn.Module):
     """8 x 8 digits to 16 features, and those to the 32 numbers that the loss compares.
 
     With ``uncertainty`` the projector has one more output, for the scheme TaU.
     """
 
-    def __init__(self, width: int = 256, uncertainty: bool = False) -> None:
+    def __init__(self, uncertainty: bool = False) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(64, width, bias=False),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-            nn.Linear(width, width, bias=False),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-            nn.Linear(width, 16),
-        )
+        self.encoder = perceptron(64, 16)
         self.projector = nn.Sequential(nn.ReLU(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 32))
         # Last, so that all other weights of a seed are the same with and without it.
         self.uncertainty = nn.Linear(64, 1) if uncertainty else None
@@ -121,10 +127,7 @@ class Digits(Recipe):
 
     def load(self, data: Path | None) -> None:
         self.images, self.labels, self.held_out, self.held_out_labels = split_digits()
-        if self.settings.batch_size > len(self.images):
-            raise ValueError(
-                f"batch_size must be at most {len(self.images)}, got {self.settings.batch_size}."
-            )
+        self.steps = self.settings.count_batches(len(self.images))
 
     @property
     def sample_count(self) -> int:
@@ -140,16 +143,14 @@ class Digits(Recipe):
         )
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        steps = len(self.images) // self.settings.batch_size
-        return CosineAnnealingLR(optimizer, self.settings.epochs * steps)
+        return CosineAnnealingLR(optimizer, self.settings.epochs * self.steps)
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
         """Pairs of views [batch_size, 1, 8, 8], and the digits' numbers for schemes that need them; every
         digit at most once an epoch, the rest left out."""
         order = torch.randperm(len(self.images), generator=generator)
         size = self.settings.batch_size
-        for start in range(0, len(order) - size + 1, size):
-            index = order[start : start + size]
+        for index in torch.split(order[: self.steps * size], size):
             images = self.images[index]
             views = self._view(images, generator), self._view(images, generator)
             yield (*views, index) if "index" in self.needed else views

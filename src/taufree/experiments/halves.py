@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from taufree import Link, info_nce
-from taufree.experiments.digits import split_digits
+from taufree.experiments.digits import perceptron, split_digits
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.evaluation.retrieval import recalls
 from taufree.experiments.recipe import Preset, Recipe, Step
@@ -39,21 +39,9 @@ class HalvesSettings(BatchSettings):
 class Towers(nn.Module):
     """A network for left halves, and one for right halves: 8 x 4 pixels to 32 numbers each."""
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = (
-            nn.Sequential(
-                nn.Flatten(),
-                nn.Linear(32, width, bias=False),
-                nn.BatchNorm1d(width),
-                nn.ReLU(),
-                nn.Linear(width, width, bias=False),
-                nn.BatchNorm1d(width),
-                nn.ReLU(),
-                nn.Linear(width, 32),
-            )
-            for _ in range(2)
-        )
+        self.left, self.right = perceptron(32, 32), perceptron(32, 32)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors [N, 32] of the left and of the right halves of images [N, 1, 8, 8]."""
@@ -85,10 +73,7 @@ class Halves(Recipe):
     def load(self, data: Path | None) -> None:
         digits = split_digits()
         self.images, self.held_out = digits.images, digits.held_out
-        if self.settings.batch_size > len(self.images):
-            raise ValueError(
-                f"batch_size must be at most {len(self.images)}, got {self.settings.batch_size}."
-            )
+        self.steps = self.settings.count_batches(len(self.images))
 
     def model(self) -> nn.Module:
         return Towers()
@@ -100,15 +85,13 @@ class Halves(Recipe):
         )
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        steps = len(self.images) // self.settings.batch_size
-        return CosineAnnealingLR(optimizer, self.settings.epochs * steps)
+        return CosineAnnealingLR(optimizer, self.settings.epochs * self.steps)
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Noisy digits [batch_size, 1, 8, 8]; every digit at most once an epoch, the rest left out."""
         order = torch.randperm(len(self.images), generator=generator)
         size = self.settings.batch_size
-        for start in range(0, len(order) - size + 1, size):
-            images = self.images[order[start : start + size]]
+        for images in torch.split(self.images[order[: self.steps * size]], size):
             yield images + self.settings.noise * torch.randn(images.shape, generator=generator)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from taufree import Link, nt_xent
 from taufree.baselines import Scheme
 from taufree.experiments.evaluation.pair_statistics import Observation
-from taufree.experiments.settings import Settings, list_settings
+from taufree.experiments.settings import Settings, list_settings, name_and_value
 
 
 @dataclass(frozen=True)
@@ -235,9 +235,7 @@ def choose_settings(
     known = {setting.name: setting for setting in list_settings(recipe.settings_type)}
     wanted = {name: value for name, value in (given or {}).items() if value is not None}
     for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals:
-            raise ValueError(f"--set must be NAME=VALUE, got {text!r}.")
+        name, value = name_and_value(text)
         if name in wanted:
             raise ValueError(f"{name} is given twice.")
         wanted[name] = known[name].parse(value) if name in known else value

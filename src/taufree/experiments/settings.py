@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from taufree.util.errors import BadInputError
+
 MAX_SEEDS, MAX_SEED = 10_000, 2**31 - 1
 
 
@@ -113,6 +115,13 @@ class BatchSettings(Settings):
 
     batch_size: Annotated[int, "Pairs in a batch.", Bounds(2)] = 256
 
+    def count_batches(self, examples: int, what: str = "") -> int:
+        """How many whole batches there are; a ValueError if none, in which ``what`` follows the number of
+        examples."""
+        if self.batch_size > examples:
+            raise ValueError(f"batch_size must be at most {examples}{what}, got {self.batch_size}.")
+        return examples // self.batch_size
+
 
 def list_settings(settings_type: type[Settings]) -> list[Setting]:
     """The fields in their order. A field that a subclass gives another default keeps sentence and bounds.
@@ -130,6 +139,14 @@ def list_settings(settings_type: type[Settings]) -> list[Setting]:
         bounds = next((note for note in notes if isinstance(note, Bounds)), Bounds())
         found.append(Setting(one.name, kind, one.default, sentence, bounds))
     return found
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """The two sides of a ``--set``."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise BadInputError(f"--set must be NAME=VALUE, got {text!r}.")
+    return name, value
 
 
 def parse_seeds(text: str) -> range:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from taufree.util.errors import BadInputError
+
 
 @contextmanager
 def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
@@ -27,12 +29,22 @@ def atomic_write(path: Path, *, sync: bool = False) -> Iterator[Path]:
         if sync:
             for file in draft.rglob("*") if draft.is_dir() else [draft]:
                 if file.is_file():
-                    _flush(file)
+                    with file.open("rb+") as handle:
+                        os.fsync(handle.fileno())
         if draft.is_dir() and path.is_dir():  # a folder takes the place of an empty one only
             shutil.rmtree(path)
         draft.replace(path)
     finally:
         remove(draft)
+
+
+@contextmanager
+def writing_to(out: Path) -> Iterator[None]:
+    """Raise a :class:`BadInputError` about ``--out`` where the block cannot write to it."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInputError(f"--out {out} cannot be written to: {error.strerror}.") from error
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -88,8 +100,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb+") as handle:
-        os.fsync(handle.fileno())

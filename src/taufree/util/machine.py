@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true")
+PACKAGES = (
+    "torch", "torchvision", "triton", "lightning", "torch-geometric", "transformers", "numpy", "scikit-learn"
+)  # fmt: skip
+"""Those that a result of ``taufree run`` may depend on."""
 
 
 def check_device(device: str, precision: str) -> None:
@@ -84,19 +89,10 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def versions() -> dict[str, str]:
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """The versions that a result may depend on; what is not installed is not named."""
     found = {"python": platform.python_version(), "taufree": __version__}
-    for package in (
-        "torch",
-        "torchvision",
-        "triton",
-        "lightning",
-        "torch-geometric",
-        "transformers",
-        "numpy",
-        "scikit-learn",
-    ):
+    for package in packages:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

@@ -6,11 +6,9 @@ import re
 import pytest
 import torch
 from torch.nn.functional import normalize
-from typer.testing import CliRunner
 
 import taufree
 from taufree import LogOdds, Temperature
-from taufree.cli import build
 from taufree.experiments.evaluation.pair_statistics import observe_views
 from taufree.experiments.graphs.citeseer import CiteSeer, CiteSeerSettings, with_self_pairs
 from taufree.experiments.graphs.grace import Graph
@@ -18,7 +16,7 @@ from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training, train
 from taufree.util.errors import BadInputError
 from tests.support.breaking_off import assert_goes_on
-from tests.support.command import shell
+from tests.support.command import invoke, shell
 from tests.support.paths import DATA, needs_data
 
 
@@ -120,10 +118,6 @@ def test_an_observation_of_some_anchors_leaves_out_the_pair_with_itself():
     assert seen.negative.tolist() == [[0.0] * 6] * 3
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(build(), ["run", "citeseer", *arguments], env={"COLUMNS": "160"})
-
-
 def test_without_pyg_it_says_what_to_install():
     found = shell("run", "citeseer", before="sys.modules['torch_geometric'] = None")
     assert found.returncode == 2
@@ -135,7 +129,7 @@ def test_a_missing_folder_and_a_batch_size_are_one_sentence(tmp_path):
     folder = re.escape(str(tmp_path / "planetoid" / "CiteSeer" / "raw"))
     with pytest.raises(BadInputError, match=rf"^No such folder: {folder}, which must hold [^\n]*\.$"):
         train(Run("citeseer", "free", 0, CiteSeerSettings(), data=tmp_path), tmp_path)
-    found = invoke("--batch-size", "64", "--out", str(tmp_path / "out"))
+    found = invoke("run", "citeseer", "--batch-size", "64", "--out", tmp_path / "out", columns=160)
     assert found.stderr == (
         "taufree: the recipe citeseer has no setting batch_size; it has epochs, learning_rate, edges, "
         "columns, probe_epochs, mask.\n"
@@ -158,7 +152,7 @@ def test_the_real_graph_is_what_the_paper_used():
 @needs_data("planetoid/CiteSeer/raw")
 def test_the_quick_preset_on_the_real_graph(tmp_path):
     arguments = ["--preset", "quick", "--epochs", "1", "--links", "free,0.5", "--device", "cpu"]
-    found = invoke(*arguments, "--data", str(DATA), "--out", str(tmp_path))
+    found = invoke("run", "citeseer", *arguments, "--data", DATA, "--out", tmp_path, columns=160)
     assert found.exit_code == 0, found.stderr
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {(line["link"], line["seed"]) for line in lines} == {

@@ -4,9 +4,7 @@ import json
 import tarfile
 
 import pytest
-from typer.testing import CliRunner
 
-from taufree.cli import build
 from taufree.experiments.images.imagenette import NAMES, Imagenette, find_imagenette
 from taufree.experiments.images.simclr import SimCLRSettings
 from taufree.experiments.recipe import choose_settings
@@ -14,7 +12,7 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
-from tests.support.command import shell
+from tests.support.command import invoke, shell
 from tests.support.paths import DATA, ROOT, needs_data
 from tests.support.photographs import write_folder
 
@@ -22,10 +20,6 @@ from tests.support.photographs import write_folder
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(build(), ["run", *arguments], env={"COLUMNS": "160"})
 
 
 @pytest.fixture
@@ -77,7 +71,7 @@ def test_a_sweep_of_a_folder_with_a_damaged_image_from_the_shell(tmp_path):
     (pictures / "temple" / "000.jpg").write_bytes(b"no picture")
     arguments = ["images", "--links", "free,0.5", "--seeds", "1", "--epochs", "1", "--batch-size", "8"]
     arguments += ["--device", "cpu", "--data", str(pictures), "--out", str(tmp_path / "out")]
-    found = invoke(*arguments)
+    found = invoke("run", *arguments, columns=160)
     assert found.exit_code == 0, found.stderr
     sentence = "1 of 24 images cannot be read and are left out: temple/000.jpg."
     assert found.stderr.count(sentence) == 1
@@ -119,7 +113,7 @@ def test_the_real_images_are_all_there():
 @needs_data("imagenette2-160")
 def test_the_quick_preset_on_real_images(tmp_path):
     arguments = ["imagenette", "--preset", "quick", "--links", "free", "--epochs", "1", "--device", "cpu"]
-    found = invoke(*arguments, "--data", str(DATA), "--out", str(tmp_path / "out"))
+    found = invoke("run", *arguments, "--data", DATA, "--out", tmp_path / "out", columns=160)
     assert found.exit_code == 0, found.stderr
     (line,) = map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())
     assert line["settings"]["precision"] == "32-true"

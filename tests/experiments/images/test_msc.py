@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
-from typer.testing import CliRunner
 
 from taufree import LogOdds, Temperature, nt_xent
-from taufree.cli import build
 from taufree.experiments.images.imagenette import find_imagenette
 from taufree.experiments.images.msc import MSC, MSCSettings
 from taufree.experiments.recipe import choose_settings
 from taufree.experiments.training.checkpoint import Checkpoint
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.trainer import Training, train
+from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
 from tests.support.cifar import write_cifar
+from tests.support.command import invoke
 from tests.support.paths import DATA, ROOT, needs_data
 from tests.support.photographs import write_folder
+from tests.support.training import begun
 
 WEIGHTS = DATA / "weights" / "resnet50_v1_imagenet.safetensors"
 TINY = {"epochs": 2, "batch_size": 4, "crop": 32, "backbone": "resnet18", "weights": "random"}
@@ -40,12 +40,6 @@ def cifar(tmp_path_factory):
 
 def tiny(data, link="free", device="cpu", **changes):
     return Run("msc", link, 0, MSCSettings(**{**TINY, **changes}), device=device, data=data)
-
-
-def begun(run):
-    recipe = MSC(run.settings)
-    recipe.load(run.data)
-    return Training(run, recipe)
 
 
 def test_the_defaults_are_the_papers_recipe():
@@ -230,9 +224,8 @@ def test_a_folder_from_the_shell(tmp_path):
     (tmp_path / "pictures" / "train" / "flower").rmdir()  # nobody has anomalies to train with
     (tmp_path / "pictures" / "test" / "flower" / "001.jpg").write_bytes(b"no picture")
     arguments = ["--preset", "quick", "--batch-size", "4", "--links", "free", "--device", "cpu"]
-    found = invoke(
-        *arguments, "--data", tmp_path / "pictures", "--set", "normal=temple", "--out", tmp_path / "out"
-    )
+    arguments += ["--data", tmp_path / "pictures", "--set", "normal=temple", "--out", tmp_path / "out"]
+    found = invoke("run", "msc", *arguments, columns=160)
     assert found.exit_code == 0, found.stderr
     assert "1 of 16 images cannot be read and are left out: test/flower/001.jpg." in found.stderr
     assert "starts from random weights" in found.stderr
@@ -248,11 +241,6 @@ def test_a_folder_from_the_shell(tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     assert 'id="extremes-0"' in page
     assert "What the network finds normal" in page
-
-
-def invoke(*arguments):
-    words = ["run", "msc", *map(str, arguments)]
-    return CliRunner().invoke(build(), words, env={"COLUMNS": "160"})
 
 
 @pytest.mark.parametrize(

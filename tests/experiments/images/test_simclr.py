@@ -13,9 +13,10 @@ from taufree.experiments.images.augment import Parameters, augment
 from taufree.experiments.images.folder import FolderOfImages
 from taufree.experiments.images.simclr import SimCLREncoder, SimCLRSettings
 from taufree.experiments.training.run import Run
-from taufree.experiments.training.trainer import Training, train
+from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
 from tests.support.photographs import write_folder
+from tests.support.training import begun
 
 TINY = {"epochs": 3, "batch_size": 8, "crop": 32, "neighbours": 5}
 
@@ -32,12 +33,6 @@ def _home(monkeypatch, folder):
 
 def tiny(folder, link="free", seed=0, device="cpu", precision="32-true", **changes):
     return Run("images", link, seed, SimCLRSettings(**{**TINY, **changes}), precision, device, folder)
-
-
-def begun(run):
-    recipe = FolderOfImages(run.settings)
-    recipe.load(run.data)
-    return Training(run, recipe)
 
 
 def test_the_defaults_are_the_papers_recipe():

@@ -17,6 +17,7 @@ log-odds 2 atanh(y). For nu = 3 (the ordinary sphere) y = c: the free link. Any 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 from taufree.util.optional import needs
@@ -261,41 +262,36 @@ def _negatives(c: ArrayLike, tau: ArrayLike, n: int) -> Values:
 
 def _logit_difference(c: ArrayLike, t: ArrayLike) -> Values:
     """The learned logit of the positive minus that of the negative, 2C exp(t)."""
-    exponent = np.asarray(t, dtype=np.float64)
-    if not np.all(np.isfinite(exponent)):
-        raise ValueError(f"t must be finite, but got {exponent}.")
+    exponent = _checked("t", t, "be finite", np.isfinite)
     # exp overflows at 710; from 700 on the negative's weight is zero in float64 unless C itself is tiny.
     difference: Values = 2 * _cosine(c) * np.exp(np.minimum(exponent, 700.0))
     return difference
 
 
+def _checked(
+    name: str, given: ArrayLike, needed: str, is_right: Callable[[Values], NDArray[np.bool_]]
+) -> Values:
+    values = np.asarray(given, dtype=np.float64)
+    if not np.all(is_right(values)):
+        raise ValueError(f"{name} must {needed}, but got {values}.")
+    return values
+
+
 def _cosine(c: ArrayLike) -> Values:
-    cosine = np.asarray(c, dtype=np.float64)
-    if not np.all((cosine >= 0) & (cosine <= 1)):
-        raise ValueError(f"c must lie between 0 and 1, but got {cosine}.")
-    return cosine
-
-
-def _temperature(tau: ArrayLike) -> Values:
-    temperature = np.asarray(tau, dtype=np.float64)
-    if not np.all((temperature > 0) & np.isfinite(temperature)):
-        raise ValueError(f"tau must be positive and finite, but got {temperature}.")
-    return temperature
+    return _checked("c", c, "lie between 0 and 1", lambda x: (x >= 0) & (x <= 1))
 
 
 def _any_cosine(c: ArrayLike) -> Values:
-    cosine = np.asarray(c, dtype=np.float64)
-    if not np.all(np.abs(cosine) <= 1):
-        raise ValueError(f"c must lie between -1 and 1, but got {cosine}.")
-    return cosine
+    return _checked("c", c, "lie between -1 and 1", lambda x: np.abs(x) <= 1)
+
+
+def _temperature(tau: ArrayLike) -> Values:
+    return _checked("tau", tau, "be positive and finite", lambda x: (x > 0) & np.isfinite(x))
 
 
 def _half(nu: ArrayLike) -> Values:
     """(nu - 1) / 2, for a valid nu."""
-    dimension = np.asarray(nu, dtype=np.float64)
-    if not np.all((dimension >= 2) & np.isfinite(dimension)):
-        raise ValueError(f"nu must be finite and at least 2, but got {dimension}.")
-    return (dimension - 1) / 2
+    return (_checked("nu", nu, "be finite and at least 2", lambda x: (x >= 2) & np.isfinite(x)) - 1) / 2
 
 
 def _gain(gain: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,12 @@ def draw_links() -> Figure:
     cosine = np.concatenate([-c[::-1], c])
     figure = Figure(figsize=(8.4, 3.5))
     logits, scales = figure.subplots(1, 2)
-    for tau, line in zip((0.1, 0.5, 1.0), LINE_STYLES, strict=False):
-        _curve(logits, cosine, cosine / tau, f"c/τ, τ = {tau:g}", line)
-        _curve(scales, c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
-    free = ("#000000", "-")
-    _curve(logits, cosine, 2 * np.arctanh(cosine), "log((1+c)/(1-c))", free)
-    _curve(scales, c, theory.free_scale(c), "no temperature", free)
+    taus = (0.1, 0.5, 1.0)
+    _curves(logits, cosine, {f"c/τ, τ = {tau:g}": cosine / tau for tau in taus})
+    _curves(scales, c, {f"τ = {tau:g}": theory.temperature_scale(c, tau) for tau in taus})
+    free = [("#000000", "-")]
+    _curves(logits, cosine, {"log((1+c)/(1-c))": 2 * np.arctanh(cosine)}, free)
+    _curves(scales, c, {"no temperature": theory.free_scale(c)}, free)
     logits.set(title="A link turns a cosine into a logit", xlabel="cosine c", ylabel="logit")
     logits.set(xlim=(-1, 1), ylim=(-12, 12))
     scales.set(
@@ -100,8 +100,7 @@ def draw_scale_by_cosine() -> Figure:
     """`temperature_scale` against C for four temperatures, with a dot where it vanishes."""
     c = np.linspace(0, 1, 501)
     figure, axes = _figure("A low τ loses the gradient early, a high τ keeps it at the optimum")
-    for tau, line in zip(TEMPERATURES, LINE_STYLES, strict=True):
-        _curve(axes, c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
+    _curves(axes, c, {f"τ = {tau:g}": theory.temperature_scale(c, tau) for tau in TEMPERATURES})
     _mark_vanishing(axes, [(tau, 2) for tau in TEMPERATURES], note=(0.03, 0.2))
     axes.set(yscale="log", ylim=(1e-4, 30), ylabel="gradient scale |∂L/∂C|  (N = 2)")
     _finish(axes)
@@ -112,8 +111,7 @@ def draw_scale_by_temperature() -> Figure:
     """`temperature_scale` against tau for four cosines."""
     tau = np.geomspace(0.02, 5, 501)
     figure, axes = _figure("No one temperature has the largest gradient at every cosine")
-    for cosine, line in zip((0.25, 0.5, 0.75, 1.0), LINE_STYLES, strict=True):
-        _curve(axes, tau, theory.temperature_scale(cosine, tau), f"C = {cosine:g}", line)
+    _curves(axes, tau, {f"C = {c:g}": theory.temperature_scale(c, tau) for c in (0.25, 0.5, 0.75, 1.0)})
     ticks = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
     axes.set(xscale="log", xlim=(0.02, 5), ylim=0, ylabel="gradient scale |∂L/∂C|  (N = 2)")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -126,8 +124,7 @@ def draw_scale_by_candidates() -> Figure:
     """`temperature_scale` at tau = 0.25 against C for four N, with a dot where it vanishes."""
     c = np.linspace(0, 1, 501)
     figure, axes = _figure("The same temperature acts differently with more candidates")
-    for n, line in zip(CANDIDATES, LINE_STYLES, strict=True):
-        _curve(axes, c, theory.temperature_scale(c, 0.25, n), f"N = {n}", line)
+    _curves(axes, c, {f"N = {n}": theory.temperature_scale(c, 0.25, n) for n in CANDIDATES})
     _mark_vanishing(axes, [(0.25, n) for n in CANDIDATES], note=(0.64, 0.2))
     axes.set(ylim=0, ylabel="gradient scale |∂L/∂C|  (τ = 0.25)")
     _finish(axes)
@@ -138,9 +135,8 @@ def draw_learnable_scale() -> Figure:
     """`learnable_scale` against C for four t, the one of tau = 0.07 (CLIP's start) among them."""
     c = np.linspace(0, 1, 501)
     figure, axes = _figure("A learned temperature gets no gradient at C = 0, whatever t is")
-    for tau, line in zip((1.0, 0.5, 0.25, 0.07), LINE_STYLES, strict=True):
-        t = math.log(1 / tau)
-        _curve(axes, c, theory.learnable_scale(c, t), f"t = {t:.2f}  (τ = {tau:g})", line)
+    ts = {tau: math.log(1 / tau) for tau in (1.0, 0.5, 0.25, 0.07)}
+    _curves(axes, c, {f"t = {t:.2f}  (τ = {tau:g})": theory.learnable_scale(c, t) for tau, t in ts.items()})
     axes.set(ylim=(0, 0.4), ylabel="gradient scale |∂L/∂t|  (N = 2)")
     _finish(axes, columns=2)
     return figure
@@ -150,8 +146,7 @@ def draw_free_scale() -> Figure:
     """`free_scale` against C for four N."""
     c = np.linspace(0, 1, 501)
     figure, axes = _figure("Without a temperature the gradient is zero only at the optimum")
-    for n, line in zip(CANDIDATES, LINE_STYLES, strict=True):
-        _curve(axes, c, theory.free_scale(c, n), f"N = {n}", line)
+    _curves(axes, c, {f"N = {n}": theory.free_scale(c, n) for n in CANDIDATES})
     axes.set(ylim=0, ylabel="gradient scale |∂L/∂C|")
     _finish(axes)
     return figure
@@ -164,12 +159,10 @@ def draw_overview() -> Figure:
     figure = Figure(figsize=(7.0, 5.2))
     panels = figure.subplots(2, 2, sharex=True, sharey="row")
     figure.suptitle("With a temperature the gradient ends too early or too late; without one, at C = 1")
-    for tau, line in zip(TEMPERATURES, LINE_STYLES, strict=True):
-        _curve(panels[0, 0], c, theory.temperature_loss(c, tau), f"τ = {tau:g}", line)
-        _curve(panels[1, 0], c, theory.temperature_scale(c, tau), f"τ = {tau:g}", line)
-    for n, line in zip(CANDIDATES, LINE_STYLES, strict=True):
-        _curve(panels[0, 1], c, theory.free_loss(c, n), f"N = {n}", line)
-        _curve(panels[1, 1], c, theory.free_scale(c, n), f"N = {n}", line)
+    _curves(panels[0, 0], c, {f"τ = {tau:g}": theory.temperature_loss(c, tau) for tau in TEMPERATURES})
+    _curves(panels[1, 0], c, {f"τ = {tau:g}": theory.temperature_scale(c, tau) for tau in TEMPERATURES})
+    _curves(panels[0, 1], c, {f"N = {n}": theory.free_loss(c, n) for n in CANDIDATES})
+    _curves(panels[1, 1], c, {f"N = {n}": theory.free_scale(c, n) for n in CANDIDATES})
     panels[0, 0].set(title="with a temperature (N = 2)", ylabel="loss L", yscale="log", ylim=(1e-5, 10))
     panels[0, 1].set(title="free of temperature")
     panels[1, 0].set(ylabel="gradient scale |∂L/∂C|", yscale="log", ylim=(1e-4, 30))
@@ -183,13 +176,7 @@ def draw_temperature_by_dimension() -> Figure:
     """`dimension_temperature` against nu, with the temperatures that others found or chose."""
     nu = np.geomspace(2, 4000, 501)
     figure, axes = _figure("A temperature is a dimension in disguise")
-    _curve(
-        axes,
-        nu,
-        theory.dimension_temperature(nu),
-        "as steep as the log-odds in nu dimensions",
-        LINE_STYLES[0],
-    )
+    _curves(axes, nu, {"as steep as the log-odds in nu dimensions": theory.dimension_temperature(nu)})
     axes.set(
         xscale="log", yscale="log", xlim=(2, 4000), ylim=(0.017, 0.95), ylabel="temperature τ (log scale)"
     )
@@ -230,9 +217,15 @@ def _figure(title: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _curve(axes: Any, x: Iterable[float], y: Iterable[float], label: str, line: tuple[str, str]) -> None:
-    color, dashes = line
-    axes.plot(x, y, color=color, linestyle=dashes, label=label)
+def _curves(
+    axes: Any,
+    x: Iterable[float],
+    curves: Mapping[str, Iterable[float]],
+    lines: Sequence[tuple[str, str]] = LINE_STYLES,
+) -> None:
+    """A line for each of the curves, by its label."""
+    for (label, y), (color, dashes) in zip(curves.items(), lines, strict=False):
+        axes.plot(x, y, color=color, linestyle=dashes, label=label)
 
 
 def _mark_vanishing(axes: Any, settings: Iterable[tuple[float, int]], note: tuple[float, float]) -> None:

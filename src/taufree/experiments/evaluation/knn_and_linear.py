@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, normalize, one_hot
@@ -20,12 +22,10 @@ def knn_accuracy(
     Shape:
         bank: [M, D]; bank_labels: [M] integers from 0; features: [N, D]; labels: [N]; all on one device.
     """
-    bank = normalize(bank.float(), dim=-1)
     classes = int(bank_labels.max()) + 1
     right = torch.zeros((), dtype=torch.long, device=features.device)
-    for start in range(0, len(features), ROWS_PER_CHUNK):
-        rows, truth = features[start : start + ROWS_PER_CHUNK], labels[start : start + ROWS_PER_CHUNK]
-        cosine, index = (normalize(rows.float(), dim=-1) @ bank.T).topk(min(k, len(bank)), dim=-1)
+    chunks = zip(_nearest(bank, features, k), torch.split(labels, ROWS_PER_CHUNK), strict=True)
+    for (cosine, index), truth in chunks:
         # Taking 1 off the cosine changes no order of votes and keeps the exponential small.
         votes = one_hot(bank_labels[index], classes) * ((cosine - 1) / tau).exp().unsqueeze(-1)
         right += (votes.sum(1).argmax(-1) == truth).sum()
@@ -34,8 +34,7 @@ def knn_accuracy(
 
 def nearest(bank: Tensor, features: Tensor, k: int) -> Tensor:
     """The numbers of the ``k`` bank rows with the highest cosine, [N, k], the nearest first."""
-    cosine = normalize(features.float(), dim=-1) @ normalize(bank.float(), dim=-1).T
-    return cosine.topk(min(k, len(bank)), dim=-1).indices
+    return torch.cat([index for _, index in _nearest(bank, features, k)])
 
 
 def knn_distance(bank: Tensor, features: Tensor, *, k: int) -> Tensor:
@@ -46,13 +45,15 @@ def knn_distance(bank: Tensor, features: Tensor, *, k: int) -> Tensor:
     Shape:
         bank: [M, D]; features: [N, D]; both on one device.
     """
+    return torch.cat([(2 - 2 * cosine).sum(-1) for cosine, _ in _nearest(bank, features, k)])
+
+
+def _nearest(bank: Tensor, features: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The k highest cosines with the bank and the numbers of its rows, [N, k] each, chunk by chunk."""
     bank = normalize(bank.float(), dim=-1)
-    found = []
-    for start in range(0, len(features), ROWS_PER_CHUNK):
-        rows = normalize(features[start : start + ROWS_PER_CHUNK].float(), dim=-1)
-        cosine = (rows @ bank.T).topk(min(k, len(bank)), dim=-1).values
-        found.append((2 - 2 * cosine).sum(-1))
-    return torch.cat(found)
+    for rows in torch.split(features, ROWS_PER_CHUNK):
+        cosine, index = (normalize(rows.float(), dim=-1) @ bank.T).topk(min(k, len(bank)), dim=-1)
+        yield cosine, index
 
 
 @torch.enable_grad()

@@ -52,10 +52,8 @@ def observe_views(view_a: Tensor, view_b: Tensor, link: Link, anchors: int = 256
         anchors: use this many rows at most, which bounds the cost for large batches.
     """
     a, b = (normalize(all_rows(view).float(), dim=-1) for view in (view_a, view_b))
-    rows, total = min(anchors, len(a)), len(a)
-    # All columns of a row but its own. Not by a boolean mask: counting its entries waits for the device.
-    column = torch.arange(total - 1, device=a.device)
-    others = column + (column >= torch.arange(rows, device=a.device)[:, None])
+    rows = min(anchors, len(a))
+    others = _other_columns(rows, len(a), a.device)
     with full_precision(a.device):
         own, cross = (a[:rows] @ a.T).gather(1, others), (a[:rows] @ b.T).gather(1, others)
     positive = (a[:rows] * b[:rows]).sum(-1, keepdim=True)
@@ -74,14 +72,20 @@ def observe_pairs(
         anchors: as in :func:`observe_views`, which says what the gradient scale is.
     """
     q, k = normalize(query.detach().float(), dim=-1), normalize(key.detach().float(), dim=-1)
-    rows, total = min(anchors, len(q)), len(q)
-    column = torch.arange(total - 1, device=q.device)
-    others = column + (column >= torch.arange(rows, device=q.device)[:, None])
+    rows = min(anchors, len(q))
+    others = _other_columns(rows, len(q), q.device)
     positive = (q[:rows] * k[:rows]).sum(-1, keepdim=True)
     same = None if ids is None else ids[others] == ids[:rows, None]
     with full_precision(q.device):
         negative = (q[:rows] @ k.T).gather(1, others)
     return _observe(positive, negative, link, same)
+
+
+def _other_columns(rows: int, total: int, device: torch.device) -> Tensor:
+    """[rows, total - 1], all columns of a row but its own."""
+    # Not by a boolean mask: counting its entries waits for the device.
+    column = torch.arange(total - 1, device=device)
+    return column + (column >= torch.arange(rows, device=device)[:, None])
 
 
 def link_of(link: Link | Scheme) -> Link:

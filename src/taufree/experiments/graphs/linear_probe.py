@@ -44,7 +44,7 @@ def probe_predictions(
     """The classes that a linear layer gives to all rows, after each ``every`` epochs of its training.
 
     Full batches of the rows ``train``, Adam with learning rate 0.01, Xavier's uniform weights from torch's
-    global generator. Validation and test rows are not used: :func:`scores` uses them.
+    global generator. Validation and test rows are not used: :func:`f1_scores` uses them.
 
     Shape:
         features: [N, D]; labels: [N] integers from 0; train: [T]; the result: [epochs // every, N].

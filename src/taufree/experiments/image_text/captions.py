@@ -12,7 +12,7 @@ import hashlib
 import re
 import tarfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path, PurePosixPath
 
@@ -57,21 +57,6 @@ class CaptionedImages:
         return digest.hexdigest()[:20]
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A file, or a member of a tar file, with the first part of its path in the folder."""
-
-    path: Path
-    start: int
-    size: int
-    top: str
-
-    def read(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            return file.read(self.size)
-
-
 def check_captions(folder: Path | None) -> Path:
     """The folder, or ``flickr8k`` in it; a ValueError with one sentence if there are no captions."""
     if folder is None:
@@ -111,14 +96,13 @@ def find_captions(folder: Path | None, subset: int = 0) -> CaptionedImages:
         if subset:
             spread = np.linspace(0, len(chosen) - 1, min(subset, len(chosen))).round().astype(int)
             chosen = [chosen[i] for i in spread]
-        places = [(name, images[name]) for name in chosen]
-        files.append(tuple(ImageFile(at.path, name, label, at.start, at.size) for name, at in places))
+        files.append(tuple(replace(images[name], label=label) for name in chosen))
     listing = Listing(PARTS, files[0], files[1] + files[2])
     return CaptionedImages(listing, {name: tuple(own) for name, own in captions.items()}, tuple(notes))
 
 
 def _paired(
-    folder: Path, images: Mapping[str, _Found], texts: Mapping[str, _Found], names: _Names
+    folder: Path, images: Mapping[str, ImageFile], texts: Mapping[str, ImageFile], names: _Names
 ) -> tuple[dict[str, list[str]], list[str]]:
     """The captions of each image that has any, and a sentence for what was left out."""
     file = next((folder / name for name in CAPTION_FILES if (folder / name).is_file()), None)
@@ -155,21 +139,22 @@ class _Names:
         return self._ends.get(name) or self._ends.get(PurePosixPath(name).name)
 
 
-def _find_files(folder: Path) -> tuple[dict[str, _Found], dict[str, _Found]]:
+def _find_files(folder: Path) -> tuple[dict[str, ImageFile], dict[str, ImageFile]]:
     """The images of a folder and of its tar files by name, and the texts in the tar files by key."""
-    images: dict[str, _Found] = {}
-    texts: dict[str, _Found] = {}
+    images: dict[str, ImageFile] = {}
+    texts: dict[str, ImageFile] = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts):  # such as .ipynb_checkpoints, with copies
             continue
         suffix = path.suffix.lower()
         if suffix in SUFFIXES and path.is_file():
-            images[inside.as_posix()] = _Found(path, 0, path.stat().st_size, inside.parts[0])
+            name = inside.as_posix()
+            images[name] = ImageFile(path, name, 0, 0, path.stat().st_size)
         elif suffix == ".tar":
             for member in _members(path):
                 kind = PurePosixPath(member.name).suffix.lower()
-                at = _Found(path, member.offset_data, member.size, inside.parts[0])
+                at = ImageFile(path, member.name, 0, member.offset_data, member.size)
                 if kind in SUFFIXES:
                     if member.name in images:
                         raise ValueError(f"{path} has {member.name}, a name that {folder} has twice.")
@@ -190,7 +175,7 @@ def _members(path: Path) -> list[tarfile.TarInfo]:
         raise ValueError(f"{path} is damaged or no tar file ({reason}).") from error
 
 
-def _lines(text: _Found) -> list[str]:
+def _lines(text: ImageFile) -> list[str]:
     whole = text.read().decode("utf-8", errors="replace")
     return [line.strip() for line in whole.splitlines() if line.strip()]
 
@@ -217,7 +202,7 @@ def _read_rows(path: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _split(folder: Path, images: Mapping[str, _Found], names: _Names) -> dict[str, list[str]]:
+def _split(folder: Path, images: Mapping[str, ImageFile], names: _Names) -> dict[str, list[str]]:
     """The names of the images of each part."""
     lists = {part: _list_of(folder, part) for part in PARTS}
     if any(lists.values()):
@@ -225,12 +210,12 @@ def _split(folder: Path, images: Mapping[str, _Found], names: _Names) -> dict[st
             part: [name for one in _listed(path) if (name := names.find(one))] if path else []
             for part, path in lists.items()
         }
-    of_tops = {at.top: _PART.match(at.top.lower()) for at in images.values()}
+    tops = {name: at.path.relative_to(folder).parts[0] for name, at in images.items()}
     parts: dict[str, list[str]] = {part: [] for part in PARTS}
-    for name, at in images.items():
-        if any(of_tops.values()):
-            found = of_tops[at.top]
-            if found:
+    named = any(_PART.match(top.lower()) for top in set(tops.values()))
+    for name, top in tops.items():
+        if named:
+            if found := _PART.match(top.lower()):
                 parts[_PART_NAMES[found.group(1)]].append(name)
         else:
             own = PurePosixPath(name).name.encode(errors="surrogateescape")

@@ -27,20 +27,21 @@ from taufree.experiments.evaluation.knn_and_linear import nearest
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.evaluation.report_arrays import NEIGHBOUR_COUNT, QUERY_COUNT
 from taufree.experiments.evaluation.retrieval import recalls
-from taufree.experiments.image_text.captions import PARTS, CaptionedImages, check_captions, find_captions
+from taufree.experiments.image_text.captions import PARTS, check_captions, find_captions
 from taufree.experiments.image_text.frozen import (
+    ROWS_PER_CHUNK,
     cached_features,
     digest_of,
     features_file,
     image_features,
     text_features,
 )
-from taufree.experiments.image_text.new_data import embed_images, embed_texts
 from taufree.experiments.image_text.pairs import make_captions
 from taufree.experiments.image_text.towers import ImageTowers, TwoTowers, load_text_tower
 from taufree.experiments.images.augment import cropped_view, draw_crops
 from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.image_recipe import CropSettings, ImagesOnDevice
+from taufree.experiments.language.tokens import read_texts, text_vectors, tokenise
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
@@ -139,15 +140,12 @@ class CLIP(ImagesOnDevice):
         check_captions(data)
 
     def content(self, data: Path | None) -> str:
-        return self._found(data).fingerprint()
+        return find_captions(data, self.settings.subset).fingerprint()
 
     def find(self, data: Path | None) -> DecodedImages:
-        self.found = self._found(data)
+        self.found = find_captions(data, self.settings.subset)
         self.notes += self.found.notes
         return load_images(self.found.listing, self.stored_side)
-
-    def _found(self, data: Path | None) -> CaptionedImages:
-        return find_captions(data, self.settings.subset)
 
     def load(self, data: Path | None) -> None:
         chosen = self.settings
@@ -183,12 +181,19 @@ class CLIP(ImagesOnDevice):
         self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
     ) -> tuple[list[str], Tensor]:
         """The images of a folder, or the texts of a file."""
-        chosen, image, text = self.settings, None, None
-        if chosen.frozen:
-            image, text = self._frozen, self._text_tower
+        device, frozen = next(model.parameters()).device, self.settings.frozen
         if source.is_dir():
-            return embed_images(model, image, self.new_images(source), size=chosen.crop, watch=watch)
-        return embed_texts(model, text, source, self._tokenizer, length=chosen.length, watch=watch)
+            image = self._frozen.to(device).eval() if frozen else nn.Identity()
+            return self.embed_folder(lambda views: model(image(views))[0], source, device, watch)
+        text = self._text_tower.to(device).eval() if frozen else nn.Identity()
+
+        def embed(*inputs: Tensor) -> Tensor:
+            vectors: Tensor = model(None, (text(*inputs),) if frozen else inputs)[0]
+            return vectors
+
+        texts = read_texts(source)
+        tokens = tokenise(self._tokenizer, texts, self.settings.length)
+        return texts, text_vectors(embed, tokens, device, ROWS_PER_CHUNK, watch)
 
     def _prepare_frozen(self) -> None:
         """The names of all features in the cache."""
@@ -244,17 +249,12 @@ class CLIP(ImagesOnDevice):
         if self.settings.frozen:
             self._device = device
             tokens, side = self.captions.tokens, self.settings.crop
-            self._features = tuple(
-                cached_features(digest, compute).to(device)
-                for digest, compute in zip(
-                    self._digests,
-                    (
-                        lambda: image_features(self._frozen, self.images, side, device),
-                        lambda: text_features(self._text_tower, tokens, device),
-                    ),
-                    strict=True,
-                )
+            image, text = self._digests
+            found = (
+                cached_features(image, lambda: image_features(self._frozen, self.images, side, device)),
+                cached_features(text, lambda: text_features(self._text_tower, tokens, device)),
             )
+            self._features = [features.to(device) for features in found]
             return self.acceleration
         self._tokens = self.captions.tokens.to(device)
         # Captions of a batch are as long as the longest of them, so that steps differ in their shapes.
@@ -308,11 +308,9 @@ class CLIP(ImagesOnDevice):
     def _vectors(self, model: nn.Module, part: int) -> tuple[Tensor, Tensor, Tensor]:
         """Vectors of the images and of the captions of a part, and which of the images each caption has."""
         rows, texts = self._rows(part)
-        images, captions = [], []
-        for some in torch.split(rows, 2 * self.settings.batch_size):
-            images.append(model(self._image_inputs(some))[0])
-        for some in torch.split(texts, 2 * self.settings.batch_size):
-            captions.append(model(None, self._text_inputs(some))[0])
+        size = 2 * self.settings.batch_size
+        images = [model(self._image_inputs(some))[0] for some in torch.split(rows, size)]
+        captions = [model(None, self._text_inputs(some))[0] for some in torch.split(texts, size)]
         owners = self.captions.owners[texts] - rows[0]
         return torch.cat(images), torch.cat(captions), owners.to(self._device)
 

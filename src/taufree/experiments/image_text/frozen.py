@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from taufree.experiments.images.augment import centre_view
 from taufree.experiments.images.decoded import DecodedImages, ahead
-from taufree.experiments.language.tokens import Tokens
+from taufree.experiments.language.tokens import Tokens, text_vectors
 from taufree.util.cache import cache_folder, cached
 
 CACHE_FORMAT = 1
@@ -63,14 +63,9 @@ def image_features(tower: nn.Module, images: DecodedImages, side: int, device: t
     return torch.cat([tower(centre_view(*some, size=side)).float().cpu() for some in ahead(take, chunks)])
 
 
-@torch.no_grad()
 def text_features(tower: nn.Module, tokens: Tokens, device: torch.device) -> Tensor:
     """Features [M, W] of all texts, on the CPU."""
     tower = tower.to(device).eval()
     # Texts of a chunk are alike in length, so that there is little padding.
     order = tokens.lengths.argsort(stable=True)
-    found = []
-    for rows in torch.split(order, ROWS_PER_CHUNK):
-        some = tokens.take(rows)
-        found.append(tower(some.ids.to(device), some.attention.to(device)).float().cpu())
-    return torch.cat(found)[order.argsort()]
+    return text_vectors(tower, tokens.take(order), device, ROWS_PER_CHUNK)[order.argsort()]

@@ -14,9 +14,8 @@ from torch.nn.functional import normalize
 from taufree.util.cache import cache_folder, download
 from taufree.util.optional import require
 
-require(
-    "torchvision", "taufree[images]"
-)  # takes a second, so it is imported after wrong settings are refused
+# It takes a second, so it is imported after wrong settings are refused.
+require("torchvision", "taufree[images]")
 
 Backbone = Literal["resnet152", "resnet50", "resnet18", "resnet50-v1"]
 """torchvision's, and "resnet50-v1", the ResNet-50 that was published first. It has the keys and shapes of the

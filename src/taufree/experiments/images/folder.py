@@ -27,5 +27,4 @@ class FolderOfImages(SimCLR):
     def _listing(self, data: Path | None) -> Listing:
         if data is None:
             raise ValueError("the recipe images needs --data FOLDER, a folder with a folder for each class.")
-        listing = find_images(data)
-        return listing.thinned(self.settings.subset) if self.settings.subset else listing
+        return find_images(data).thinned(self.settings.subset)

@@ -24,13 +24,15 @@ from taufree.experiments.images.augment import (
     centre_view,
     draw_parameters,
 )
-from taufree.experiments.images.decoded import DecodedImages, ahead, fits
-from taufree.experiments.images.new_images import NewImages
+from taufree.experiments.images.decoded import DecodedImages, ahead, fits, load_images
+from taufree.experiments.images.listing import find_all
 from taufree.experiments.settings import BatchSettings, Bounds
 from taufree.util.machine import compiles
 
 MIN_EVALUATION_BATCH = 512
 """Images that are judged at once on a GPU, at least: fewer would leave it idle between launches."""
+NEW_IMAGES_PER_CHUNK = 128
+"""Images of ``taufree embed`` that go through a network at once."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,7 @@ class ImagesOnDevice(Accelerated):
             self.notes.append(_left_out(skipped, count))
         if not self.images.training < count:
             raise ValueError("none of the validation images can be read.")
-        if self.settings.batch_size > self.images.training:
-            raise ValueError(
-                f"batch_size must be at most {self.images.training}, the number of training images, "
-                f"got {self.settings.batch_size}."
-            )
-        self.steps = self.images.training // self.settings.batch_size
+        self.steps = self.settings.count_batches(self.images.training, ", the number of training images")
 
     def accelerate(self, model: nn.Module, device: torch.device) -> Acceleration:
         self._device = device
@@ -99,7 +96,7 @@ class ImagesOnDevice(Accelerated):
         # Images that stay on the device are taken by their numbers, others come with each batch.
         self._resident = fits(self.images.bytes, device)
         self._lines = self.images.lines.to(device) if self._resident else self.images.lines
-        views: tuple[Callable[..., Tensor], Callable[..., Tensor]] = (self.make_views, centre_view)
+        views: list[Callable[..., Tensor]] = [self.make_views, centre_view]
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         if compiles(device):
@@ -107,10 +104,7 @@ class ImagesOnDevice(Accelerated):
             if not distributed.active():  # batch norms over ranks would cut the graph at every layer
                 for part in self.compiled(model):
                     part.compile(dynamic=False)
-            views = (
-                torch.compile(self.make_views, dynamic=False),
-                torch.compile(centre_view, dynamic=False),
-            )
+            views = [torch.compile(view, dynamic=False) for view in views]
         self._augment = partial(views[0], size=self.settings.crop)
         self._centre = partial(views[1], size=self.settings.crop, resize=self.resize)
         # While a step is recorded no other thread may use the device, and a thread fetches the images that
@@ -129,12 +123,29 @@ class ImagesOnDevice(Accelerated):
             torch.compiler.reset()
             ImagesOnDevice._compiled_for = shapes
 
-    def new_images(self, folder: Path) -> NewImages:
-        """Images that are not of the training, shrunk as its were."""
-        images = NewImages(folder, self.stored_side)
-        if images.skipped:
-            self.notes.append(_left_out(images.skipped, len(images.names)))
-        return images
+    @torch.no_grad()
+    def embed_folder(
+        self,
+        embed: Callable[[Tensor], Tensor],
+        folder: Path,
+        device: torch.device,
+        watch: Callable[[int, int], None],
+    ) -> tuple[list[str], Tensor]:
+        """Names of images that are not of the training, but shrunk as its were, and what ``embed`` makes of
+        their middles [N, 3, crop, crop], on the CPU in float32."""
+        listing = find_all(folder)
+        images = load_images(listing, self.stored_side)
+        skipped = set(images.skipped)
+        names = [file.name for file in listing.val if file.name not in skipped]
+        if skipped:
+            self.notes.append(_left_out(images.skipped, len(names)))
+        found = []
+        for rows in torch.split(torch.arange(len(names)), NEW_IMAGES_PER_CHUNK):
+            lines, sizes = images.lines[rows].to(device), images.sizes[rows].to(device)
+            views = centre_view(lines, sizes, size=self.settings.crop, resize=self.resize)
+            found.append(embed(views).float().cpu())
+            watch(int(rows[-1]) + 1, len(names))
+        return names, torch.cat(found)
 
     def thumbnails(self, rows: Tensor) -> NDArray[Any]:
         """Small pictures [*rows.shape, side, side, 3] of the images with these numbers."""
@@ -195,11 +206,8 @@ class ImageRecipe(ImagesOnDevice):
     def embed_new(
         self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
     ) -> tuple[list[str], Tensor]:
-        images = self.new_images(source)
         device = next(model.parameters()).device
-        size, resize = self.settings.crop, self.resize
-        embed = partial(self.embed, model)
-        return images.names, images.vectors(embed, size=size, resize=resize, device=device, watch=watch)
+        return self.embed_folder(partial(self.embed, model), source, device, watch)
 
     def features(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Features of the training and of the validation images, float32 on the device."""

@@ -44,9 +44,7 @@ class Imagenette(SimCLR):
 
     def find(self, data: Path | None) -> DecodedImages:
         listing = _download() if data is None else find_imagenette(_place(data))
-        if self.settings.subset:
-            listing = listing.thinned(self.settings.subset)
-        return load_images(listing, self.stored_side)
+        return load_images(listing.thinned(self.settings.subset), self.stored_side)
 
 
 def _place(data: Path) -> Path:

@@ -60,7 +60,9 @@ class Listing:
         return digest.hexdigest()[:20]
 
     def thinned(self, count: int) -> Listing:
-        """At most ``count`` images of either part, evenly from all classes."""
+        """At most ``count`` images of either part, evenly from all classes; 0 is all."""
+        if not count:
+            return self
         train, val = (
             tuple(part[i] for i in np.linspace(0, len(part) - 1, min(count, len(part))).round().astype(int))
             for part in (self.train, self.val)
@@ -94,14 +96,9 @@ def find_images(folder: Path) -> Listing:
 def find_all(folder: Path) -> Listing:
     """All images of a folder, at any depth and of no class, in the part that is not trained with."""
     check_folder(folder, "images")
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not _hidden(path.relative_to(folder))
-    )
-    if not files:
+    places = _places(folder, folder)
+    if not places:
         raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}).")
-    places = [(path, str(path.relative_to(folder)), 0, path.stat().st_size) for path in files]
     return Listing(("",), (), _labelled(("",), {"": places}))
 
 
@@ -175,23 +172,21 @@ def _in_folder(folder: Path, above: Path | None = None) -> dict[str, list[_Place
     """The images of each class, sorted; they are called by their path from ``above`` or else ``folder``."""
     found = {}
     for one in _class_folders(folder):
-        files = sorted(
-            path
-            for path in one.rglob("*")
-            if path.suffix.lower() in SUFFIXES and path.is_file() and not _hidden(path.relative_to(one))
-        )
-        if not files:
+        found[one.name] = _places(one, above or folder)
+        if not found[one.name]:
             raise ValueError(f"the class folder {one} holds no images ({', '.join(sorted(SUFFIXES))}).")
-        names = [str(path.relative_to(above or folder)) for path in files]
-        found[one.name] = [
-            (path, name, 0, path.stat().st_size) for path, name in zip(files, names, strict=True)
-        ]
     return found
 
 
-def _hidden(path: Path) -> bool:
-    """Whether it is in a folder such as .ipynb_checkpoints, with copies of images, or itself such a file."""
-    return any(part.startswith(".") for part in path.parts)
+def _places(folder: Path, above: Path) -> list[_Place]:
+    """The images of a folder, at any depth, sorted, and called by their path from ``above``."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return [
+        (path, str(path.relative_to(above)), 0, path.stat().st_size)
+        for path in files
+        # Folders such as .ipynb_checkpoints have copies of images.
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
 
 
 def _class_folders(folder: Path) -> list[Path]:

@@ -140,8 +140,8 @@ class MSC(ImageRecipe):
 
     def _listing(self, data: Path) -> Listing:
         chosen = self.settings
-        listing = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
-        return listing.thinned(chosen.subset) if chosen.subset else listing
+        cases = find_cases(data, chosen.normal, normal=chosen.protocol == "one-normal")
+        return cases.thinned(chosen.subset)
 
     def _find_cifar10(self, data: Path | None) -> DecodedImages:
         if self.settings.normal not in CLASSES:

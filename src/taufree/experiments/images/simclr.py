@@ -27,9 +27,8 @@ from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 from taufree.util.optional import require
 
-require(
-    "torchvision", "taufree[images]"
-)  # takes a second, so it is imported after wrong settings are refused
+# It takes a second, so it is imported after wrong settings are refused.
+require("torchvision", "taufree[images]")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Language: gender-swapped entailment pairs, masked language models, and how biased they are.
 
-``pairs`` and ``swap`` make the training pairs, ``tokens`` turns sentences into tensors once, ``stereoset``
-and ``crows`` judge any masked language model of transformers, ``pretrain`` adapts one.
+``nli_pairs`` and ``gender_swap`` make the training pairs, ``tokens`` turns sentences into tensors once,
+``stereoset`` and ``crows`` judge any masked language model of transformers, ``pretrain`` adapts one.
 """
 
 RECIPES = {"mabel": "mabel", "sentences": "sentences"}

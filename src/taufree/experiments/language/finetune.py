@@ -51,11 +51,7 @@ class FineTuning(Accelerated):
         """Tokenise the pairs, of which each is a tuple of ``kinds`` sentences."""
         chosen = self.settings
         pairs = pairs[: chosen.subset or len(pairs)]
-        if len(pairs) < chosen.batch_size:
-            raise ValueError(
-                f"batch_size must be at most {len(pairs)}, the number of sentence pairs in {data}, "
-                f"got {chosen.batch_size}."
-            )
+        self.steps = chosen.count_batches(len(pairs), f", the number of sentence pairs in {data}")
         self.tokenizer = load_tokenizer(chosen.model)
         self.pretrained, missing = load_masked_lm(chosen.model)
         if missing and self.needs_head:
@@ -71,7 +67,6 @@ class FineTuning(Accelerated):
             )
         self.kinds = len(pairs[0])
         self.tokens = tokenise(self.tokenizer, [one for pair in pairs for one in pair], chosen.length)
-        self.steps = len(pairs) // chosen.batch_size
 
     def language_model(self) -> Any:
         """A copy of the pretrained model."""
@@ -104,6 +99,5 @@ class FineTuning(Accelerated):
         """The numbers of each batch's sentences, [kinds * batch_size]: all first ones, then all second."""
         size = self.settings.batch_size
         order = torch.randperm(len(self.tokens) // self.kinds, generator=generator)
-        for start in range(0, self.steps * size, size):
-            pairs = order[start : start + size]
+        for pairs in torch.split(order[: self.steps * size], size):
             yield (self.kinds * pairs + torch.arange(self.kinds)[:, None]).flatten()

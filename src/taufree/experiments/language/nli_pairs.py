@@ -20,7 +20,7 @@ class SwappedPairs:
 
     Attributes:
         quadruples: premise, hypothesis, swapped premise, swapped hypothesis of each pair.
-        left_out: gendered pairs that cannot be swapped back and forth, see :func:`swap.swapped`.
+        left_out: gendered pairs that cannot be swapped back and forth, see :func:`.gender_swap.swapped`.
     """
 
     quadruples: list[tuple[str, str, str, str]]

@@ -26,6 +26,7 @@ from taufree.experiments.language.tokens import (
     load_masked_lm,
     load_tokenizer,
     read_texts,
+    text_vectors,
     tokenise,
 )
 from taufree.experiments.recipe import Preset, Step
@@ -135,19 +136,13 @@ class Sentences(FineTuning):
         self.pretrained, _ = load_masked_lm(self.settings.model)
         return self.model()
 
-    @torch.no_grad()
     def embed_new(
         self, model: nn.Module, source: Path, watch: Callable[[int, int], None]
     ) -> tuple[list[str], Tensor]:
         """The sentences of a text file, one a line."""
         texts, device = read_texts(source), next(model.parameters()).device
         tokens = tokenise(self.tokenizer, texts, self.settings.length)
-        found = []
-        for rows in torch.split(torch.arange(len(texts)), SENTENCES_PER_CHUNK):
-            some = tokens.take(rows)
-            found.append(model(some.ids.to(device), some.attention.to(device)).float().cpu())
-            watch(int(rows[-1]) + 1, len(texts))
-        return texts, torch.cat(found)
+        return texts, text_vectors(model, tokens, device, SENTENCES_PER_CHUNK, watch)
 
 
 def check_stsb(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
@@ -88,6 +88,23 @@ def tokenise(tokenizer: Any, sentences: Sequence[str], length: int) -> Tokens:
     ids[attention] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
     words = attention & ~torch.isin(ids, torch.tensor(tokenizer.all_special_ids, dtype=torch.int32))
     return Tokens(ids, attention, words, lengths, words.sum(1))
+
+
+@torch.no_grad()
+def text_vectors(
+    embed: Callable[[Tensor, Tensor], Tensor],
+    tokens: Tokens,
+    device: torch.device,
+    at_once: int,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Tensor:
+    """What ``embed`` makes of ids and attention [N, L], ``at_once`` texts at a time: [N, D] on the CPU."""
+    found = []
+    for rows in torch.split(torch.arange(len(tokens)), at_once):
+        some = tokens.take(rows)
+        found.append(embed(some.ids.to(device), some.attention.to(device)).float().cpu())
+        watch(int(rows[-1]) + 1, len(tokens))
+    return torch.cat(found)
 
 
 def read_texts(path: Path) -> list[str]:

@@ -29,7 +29,6 @@ from taufree.experiments.recommendation.dataset import (
 from taufree.experiments.recommendation.network import (
     DCRecNetwork,
     Output,
-    Shape,
     contrastive,
     divergence,
 )
@@ -172,11 +171,7 @@ class DCRec(Accelerated):
                 f"{folder} must have users with two items or more beside those that are held out, "
                 f"got {count} histories to train on."
             )
-        if count < chosen.batch_size:
-            raise ValueError(
-                f"batch_size must be at most {count}, the number of histories to train on, "
-                f"got {chosen.batch_size}."
-            )
+        self.steps = chosen.count_batches(count, ", the number of histories to train on")
 
     def _judged(self, part: str) -> Tensor:
         """The rows of a part by which the network is judged: those whose target it can know.
@@ -202,8 +197,9 @@ class DCRec(Accelerated):
 
     def model(self) -> nn.Module:
         chosen = self.settings
-        shape = Shape(dropout=chosen.dropout)
-        return DCRecNetwork(self.data, self.neighbours, shape, mean=chosen.mean, samples=self.samples)
+        return DCRecNetwork(
+            self.data, self.neighbours, dropout=chosen.dropout, mean=chosen.mean, samples=self.samples
+        )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
@@ -232,8 +228,7 @@ class DCRec(Accelerated):
         size, longest = self.settings.batch_size, self.data.train.items.shape[1] - 1
         # Nearly all batches need fewer items, so that nearly all have the same number of rows.
         most = size * lengths.double().mean() + 4 * (size * lengths.double().var(correction=0)).sqrt()
-        for start in range(0, len(order) - size + 1, size):
-            index = order[start : start + size]
+        for index in torch.split(order[: self.steps * size], size):
             expected = self.settings.mean + 0.1 * torch.randn(size, generator=generator)
             yield index, expected, _packed(lengths[index], longest, int(most))
 

@@ -83,7 +83,7 @@ def read_interactions(folder: Path, *, longest: int = 50, users: int = 0) -> Int
 
     Args:
         folder: holds one ``*.train.inter`` and one ``*.test.inter``.
-        longest: how many items a history has at most; the last ones are kept, others are :attr:`Rows.older`.
+        longest: how many items a history has at most; the last ones are kept, others are ``older``.
         users: read so many users at most, those with the longest histories; 0 is all.
 
     Raises ValueError with one sentence where a file is missing, has other columns or no usable row. Histories

@@ -9,7 +9,6 @@ without the edges of the batch's own histories, and weighs the contrastive terms
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,16 +22,8 @@ from taufree.experiments.recommendation.item_graphs import ItemGraph, Neighbours
 from taufree.experiments.recommendation.lean_transformer import encode, normed
 from taufree.experiments.recommendation.packing import one_a_row
 
-
-@dataclass(frozen=True)
-class Shape:
-    """The network's sizes; ``dropout`` is of the Transformer, of its attention and of the graphs' edges."""
-
-    width: int = 64
-    layers: int = 2
-    heads: int = 2
-    inner: int = 256
-    dropout: float = 0.5
+WIDTH, LAYERS, HEADS, INNER_WIDTH = 64, 2, 2, 256
+"""Of the Transformer; items and the graphs' walks have its width."""
 
 
 class Output(NamedTuple):
@@ -61,7 +52,7 @@ class DCRecNetwork(nn.Module):
     Args:
         data: what is trained and tested on.
         neighbours: the graphs of both parts of the data.
-        shape: the sizes.
+        dropout: of the Transformer, of its attention and of the graphs' edges.
         mean: the mean of the conformity weights.
         samples: the rows and lengths of the histories to train on, [2, samples]; the target follows.
     """
@@ -70,26 +61,24 @@ class DCRecNetwork(nn.Module):
         self,
         data: Interactions,
         neighbours: Mapping[str, Neighbours],
-        shape: Shape,
         *,
+        dropout: float,
         mean: float,
         samples: Tensor,
     ) -> None:
         super().__init__()
         self.mean = mean
         longest = max(data.train.items.shape[1], data.test.items.shape[1]) - 1
-        self.items = nn.Embedding(data.item_count, shape.width)
-        self.places = nn.Embedding(longest, shape.width)
-        layer = nn.TransformerEncoderLayer(
-            shape.width, shape.heads, shape.inner, shape.dropout, "gelu", batch_first=True
-        )
+        self.items = nn.Embedding(data.item_count, WIDTH)
+        self.places = nn.Embedding(longest, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, INNER_WIDTH, dropout, "gelu", batch_first=True)
         layer.dropout = nn.Dropout(0.0)  # the public code has none inside the feed-forward part
-        self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
-        self.entry_norm, self.graph_norm = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
-        self.dropout = nn.Dropout(shape.dropout)
+        self.encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.entry_norm, self.graph_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(dropout)
         self._read_to_train: Callable[..., Tensor] = self._read
-        self.fusion = nn.Linear(shape.width, shape.width, bias=False)
-        self.attention = nn.Linear(shape.width, 1, bias=False)
+        self.fusion = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.attention = nn.Linear(WIDTH, 1, bias=False)
         for name, weight in self.named_parameters():
             if "norm" not in name:
                 nn.init.zeros_(weight) if name.endswith("bias") else nn.init.normal_(weight, std=0.02)

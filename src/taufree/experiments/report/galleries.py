@@ -18,6 +18,7 @@ from sklearn.manifold import TSNE
 from taufree.experiments.evaluation.report_arrays import THUMBNAIL_SIDE, Arrays
 
 _GAP_PIXELS = 8
+_CELL_PIXELS = THUMBNAIL_SIDE + _GAP_PIXELS
 _ROWS_OF_EXTREMES = 2
 _WRONG_COLOUR, _RIGHT_COLOUR = (209, 73, 91), (60, 169, 81)
 _CAPTION_LETTERS, _LINE_LETTERS = 64, 28
@@ -57,22 +58,15 @@ def neighbour_figure(arrays: Arrays) -> go.Figure:
     """A row for each query: its image, and its neighbours, those of another class in a red frame."""
     labels = arrays["thumbnail_labels"]
     count, across = labels.shape
-    cell = THUMBNAIL_SIDE + _GAP_PIXELS
-    fig = _sheet(
-        arrays["thumbnails"], labels != labels[:, :1], [_GAP_PIXELS if j else 0 for j in range(across)]
-    )
+    fig = _sheet(arrays["thumbnails"], labels != labels[:, :1], first_apart=True)
     names = [str(arrays["classes"][label]) for label in labels[:, 0]]
-    fig.update_yaxes(
-        tickvals=[cell * (i + 0.5) for i in range(count)], ticktext=names, showgrid=False, zeroline=False
-    )
+    fig.update_yaxes(tickvals=[_CELL_PIXELS * (i + 0.5) for i in range(count)], ticktext=names)
     fig.update_xaxes(
-        tickvals=[cell / 2, cell * (across + 1) / 2],
+        tickvals=[_CELL_PIXELS / 2, _CELL_PIXELS * (across + 1) / 2],
         ticktext=["query", "nearest training images"],
         side="top",
-        showgrid=False,
-        zeroline=False,
     )
-    fig.update_layout(height=cell * count + 90)
+    fig.update_layout(height=_CELL_PIXELS * count + 90)
     return fig
 
 
@@ -84,23 +78,19 @@ def extreme_figure(arrays: Arrays) -> go.Figure:
     wrong = np.stack([~anomalous[0], anomalous[1]])
     images = np.pad(images, ((0, 0), (0, short), (0, 0), (0, 0), (0, 0)), constant_values=255)
     wrong = np.pad(wrong, ((0, 0), (0, short)))
-    fig = _sheet(images.reshape(-1, across, *images.shape[2:]), wrong.reshape(-1, across), [0] * across)
-    cell = THUMBNAIL_SIDE + _GAP_PIXELS
+    fig = _sheet(images.reshape(-1, across, *images.shape[2:]), wrong.reshape(-1, across))
+    height = _CELL_PIXELS * _ROWS_OF_EXTREMES
     fig.update_yaxes(
-        tickvals=[cell * _ROWS_OF_EXTREMES / 2, cell * _ROWS_OF_EXTREMES * 3 / 2],
-        ticktext=["highest<br>scores", "lowest<br>scores"],
-        showgrid=False,
-        zeroline=False,
+        tickvals=[height / 2, height * 3 / 2], ticktext=["highest<br>scores", "lowest<br>scores"]
     )
-    fig.update_xaxes(showticklabels=False, showgrid=False, zeroline=False)
-    fig.update_layout(height=2 * cell * _ROWS_OF_EXTREMES + 60)
+    fig.update_xaxes(showticklabels=False)
+    fig.update_layout(height=2 * height + 60)
     return fig
 
 
 def found_images_figure(arrays: Arrays) -> go.Figure:
     """A row for each caption: the images nearest to it, its own in a green frame."""
-    right = arrays["found_images_right"]
-    fig = _sheet(arrays["found_images"], right, [0] * right.shape[1], _RIGHT_COLOUR)
+    fig = _sheet(arrays["found_images"], arrays["found_images_right"], _RIGHT_COLOUR)
     texts = [
         "<br>".join(
             map(escape, wrap(shorten(str(text), 4 * _LINE_LETTERS, placeholder="..."), _LINE_LETTERS))
@@ -114,7 +104,7 @@ def found_images_figure(arrays: Arrays) -> go.Figure:
 def found_captions_figure(arrays: Arrays) -> go.Figure:
     """A row for each image: the captions nearest to it, its own ones bold."""
     shown = arrays["image_queries"]
-    fig = _sheet(shown, np.zeros(shown.shape[:2], bool), [0])
+    fig = _sheet(shown, np.zeros(shown.shape[:2], bool))
     texts = []
     for captions, right in zip(arrays["found_captions"], arrays["found_captions_right"], strict=True):
         lines = [escape(shorten(str(text), _CAPTION_LETTERS, placeholder="...")) for text in captions]
@@ -127,33 +117,27 @@ def found_captions_figure(arrays: Arrays) -> go.Figure:
 
 def _label_rows(fig: go.Figure, texts: list[str], side: str) -> None:
     """A text beside each row of a sheet."""
-    cell = THUMBNAIL_SIDE + _GAP_PIXELS
-    fig.update_yaxes(
-        tickvals=[cell * (i + 0.5) for i in range(len(texts))],
-        ticktext=texts,
-        tickfont={"size": 10},
-        side=side,
-        showgrid=False,
-        zeroline=False,
-    )
-    fig.update_xaxes(showticklabels=False, showgrid=False, zeroline=False)
-    fig.update_layout(height=cell * len(texts) + 60)
+    middles = [_CELL_PIXELS * (i + 0.5) for i in range(len(texts))]
+    fig.update_yaxes(tickvals=middles, ticktext=texts, tickfont={"size": 10}, side=side)
+    fig.update_xaxes(showticklabels=False)
+    fig.update_layout(height=_CELL_PIXELS * len(texts) + 60)
 
 
 def _sheet(
     rows: NDArray[Any],
     framed: NDArray[Any],
-    shifts: list[int],
     colour: tuple[int, int, int] = _WRONG_COLOUR,
+    first_apart: bool = False,
 ) -> go.Figure:
-    """Pictures [R, C, side, side, 3] in a grid, some framed, columns shifted to the right; between them the
-    page is seen."""
+    """Pictures [R, C, side, side, 3] in a grid, some framed; between them the page is seen, and more of it
+    after the first column if that stands apart."""
     count, across = framed.shape
-    cell = THUMBNAIL_SIDE + _GAP_PIXELS
-    sheet = np.zeros((count * cell, across * cell + max(shifts), 4), np.uint8)
+    shift = _GAP_PIXELS * (first_apart and across > 1)
+    sheet = np.zeros((count * _CELL_PIXELS, across * _CELL_PIXELS + shift, 4), np.uint8)
     for i in range(count):
         for j in range(across):
-            top, left = i * cell + _GAP_PIXELS // 2, j * cell + _GAP_PIXELS // 2 + shifts[j]
+            top, left = (_CELL_PIXELS * place + _GAP_PIXELS // 2 for place in (i, j))
+            left += shift * (j > 0)
             bottom, right = top + THUMBNAIL_SIDE, left + THUMBNAIL_SIDE
             if framed[i, j]:
                 sheet[top - 3 : bottom + 3, left - 3 : right + 3] = (*colour, 255)
@@ -162,4 +146,7 @@ def _sheet(
     packed = BytesIO()
     Image.fromarray(sheet).save(packed, "png")
     source = "data:image/png;base64," + base64.b64encode(packed.getvalue()).decode()
-    return go.Figure(go.Image(source=source, hoverinfo="skip"))
+    fig = go.Figure(go.Image(source=source, hoverinfo="skip"))
+    fig.update_xaxes(showgrid=False, zeroline=False)
+    fig.update_yaxes(showgrid=False, zeroline=False)
+    return fig

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taufree.experiments.settings import name_and_value
 from taufree.experiments.sweep.results import Line, comparable, line_key, read_results, sweep_key
 from taufree.util.errors import BadInputError
 
@@ -35,7 +36,7 @@ def find_sweeps(
         texts: settings as ``NAME=VALUE``.
         warn: called with a sentence for each damaged line and for sweeps that are left out.
     """
-    wanted = [_setting(text) for text in texts]
+    wanted = [name_and_value(text) for text in texts]
     lines: dict[str, Line] = {}
     kept: dict[str, None] = {}
     for out in outs:
@@ -64,13 +65,6 @@ def find_sweeps(
 def show_value(value: Any) -> str:
     """A setting's value as ``--set`` has it."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not equals:
-        raise BadInputError(f"--set must be NAME=VALUE, got {text!r}.")
-    return name, value
 
 
 def _has(settings: Mapping[str, Any], name: str, text: str) -> bool:

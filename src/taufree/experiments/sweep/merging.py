@@ -8,8 +8,7 @@ from pathlib import Path
 
 from taufree.experiments.sweep.results import KEYS, Line, Results, line_key, read_results, results_file
 from taufree.experiments.training.run import run_slug
-from taufree.util.errors import BadInputError
-from taufree.util.files import atomic_write
+from taufree.util.files import atomic_write, writing_to
 
 KEPT = ("embeddings", "scores", "models")
 """The folders beside the results that have a file for each run."""
@@ -45,9 +44,7 @@ def merge(outs: Sequence[Path], out: Path, warn: Callable[[str], None]) -> tuple
 
 def _copy_files(line: Line, source: Path, out: Path) -> None:
     slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
-    try:
+    with writing_to(out):
         for file in (found for kind in KEPT for found in (source / kind).glob(f"{slug}.*")):
             with atomic_write(out / file.parent.name / file.name) as draft:
                 shutil.copyfile(file, draft)
-    except OSError as error:
-        raise BadInputError(f"--out {out} cannot be written to: {error.strerror}.") from error

@@ -8,8 +8,7 @@ nothing is lost in silence.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from filelock import FileLock, Timeout
 from taufree.experiments.link_names import temperature_of
 from taufree.experiments.training.run import LINK_SOURCE, run_key
 from taufree.util.errors import BadInputError
-from taufree.util.files import atomic_write, check_file, is_there
+from taufree.util.files import atomic_write, check_file, is_there, writing_to
 from taufree.util.json_lines import append_json, append_lines, parse_json, read_lines
 
 KEYS = ("recipe", "link", "seed", "settings", "metrics", "seconds", "date", "versions", "hardware", "curves")
@@ -42,7 +41,7 @@ class Results:
         self._lock = FileLock(out / ".lock")
 
     def __enter__(self) -> Results:
-        with self._writing():
+        with writing_to(self.path.parent):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 self._lock.acquire(timeout=0)
@@ -63,7 +62,7 @@ class Results:
             broken.append(raw)
             self._warn(f"{self.path}:{number}: {fault}; it is set aside in {self.damaged}.")
 
-        with self._writing():
+        with writing_to(self.path.parent):
             found = read_lines(self.path, set_aside, lambda raw: (raw, parse(raw)))
             if broken:
                 append_lines(self.damaged, broken)
@@ -75,7 +74,7 @@ class Results:
         """Add one run; when this returns, the line is on the disk."""
         if set(line) != set(KEYS):
             raise ValueError(f"line must have the keys {', '.join(KEYS)}, got {', '.join(line)}.")
-        with self._writing():
+        with writing_to(self.path.parent):
             append_json(self.path, line)
 
     def replace(self, keys: Collection[str]) -> int:
@@ -83,20 +82,11 @@ class Results:
         lines = self.read()
         old = [line for line in lines if line_key(line) in keys]
         if old:
-            with self._writing():
+            with writing_to(self.path.parent):
                 append_lines(self.replaced, map(_written, old))
                 with atomic_write(self.path, sync=True) as draft:
                     append_lines(draft, [_written(line) for line in lines if line_key(line) not in keys])
         return len(old)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise BadInputError(
-                f"--out {self.path.parent} cannot be written to: {error.strerror}."
-            ) from error
 
 
 def results_file(out: Path) -> Path:

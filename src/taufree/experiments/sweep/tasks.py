@@ -20,7 +20,7 @@ from taufree.experiments.sweep.events import SHUTDOWN_SECONDS, Event
 from taufree.experiments.sweep.node import Files, Task, train_task
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
-from taufree.util.files import atomic_write
+from taufree.util.files import atomic_write, writing_to
 
 if TYPE_CHECKING:
     from taufree.experiments.sweep.cluster import Cluster
@@ -156,12 +156,10 @@ class Tasks:
         yield Event(attempt.run, "note", f"{name}: {what}; it is run again from {where}.")
 
     def _write(self, files: Files) -> None:
-        try:
+        with writing_to(self._out):
             for path, content in files.items():
                 with atomic_write(self._out / path) as draft:
                     draft.write_bytes(content)
-        except OSError as error:
-            raise BadInputError(f"--out {self._out} cannot be written to: {error.strerror}.") from error
 
     def _cancel(self) -> None:
         """Interrupt what is under way, which clears up then; what does not end is killed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import json
 import math
@@ -21,7 +20,6 @@ from taufree.experiments.training.run import LINK_SOURCE, Run
 from taufree.experiments.training.seeds import seed_everything
 from taufree.util.errors import BadInputError
 from taufree.util.function_source import function_digest
-from taufree.util.machine import hardware, versions
 
 ONLY_CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "effective_dimension")
 """What a function may give for the report's curves, by these names; none of it is a metric."""
@@ -36,12 +34,10 @@ class FunctionRun(Run):
 
     @cached_property
     def recorded_settings(self) -> dict[str, Any]:
-        own = {"source": function_digest(self.function), LINK_SOURCE: self._link_source()}
+        link = function_digest(type(make_link(self.link))) if OWN in self.link else None
+        own = {"source": function_digest(self.function), LINK_SOURCE: link}
         options: dict[str, Any] = json.loads(self.options)
         return options | {name: value for name, value in own.items() if value is not None}
-
-    def _link_source(self) -> str | None:
-        return function_digest(type(make_link(self.link))) if OWN in self.link else None
 
     @cached_property
     def content(self) -> str | None:
@@ -80,18 +76,7 @@ class FunctionRun(Run):
         metrics = {name: value for name, value in last.items() if name not in ONLY_CURVES}
         if not metrics:
             raise BadInputError(f"train must give at least one metric beside {', '.join(ONLY_CURVES)}.")
-        return {
-            "recipe": self.recipe,
-            "link": self.link,
-            "seed": self.seed,
-            "settings": self.recorded_settings,
-            "metrics": metrics,
-            "seconds": round(time.monotonic() - started, 3),
-            "date": datetime.date.today().isoformat(),
-            "versions": versions(),
-            "hardware": {**hardware(torch.device(self.device)), "ranks": 1},
-            "curves": curves,
-        }
+        return self.line(metrics, curves, started, torch.device(self.device))
 
 
 def name_of(function: Callable[..., Any]) -> str:

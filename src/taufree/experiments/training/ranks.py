@@ -80,13 +80,11 @@ def make_fabric(run: Run) -> Fabric:
     """One device, or this rank under DDP: gloo on CPUs, NCCL on GPUs."""
     from lightning.fabric import Fabric  # takes seconds, and the command line imports this module
 
-    if world() == 1:
-        return Fabric(accelerator=run.device, devices=1, precision=run.precision)
     return Fabric(
         accelerator=run.device,
         devices=here(),
         num_nodes=world() // here(),
-        strategy="ddp",
+        strategy="ddp" if world() > 1 else "auto",
         precision=run.precision,
     )
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taufree.experiments.link_names import link_source
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.settings import Settings
+from taufree.experiments.training import ranks
 from taufree.util.errors import BadInputError
+from taufree.util.machine import hardware, versions
 from taufree.util.source import source_digest
+
+if TYPE_CHECKING:
+    import torch
 
 LINK_SOURCE = "link_source"
 """The setting, as recorded, that has the version of a user's own link."""
@@ -62,6 +69,23 @@ class Run:
             find_recipe(self.recipe)(self.settings).check(self.data)
         except (ValueError, OSError) as error:
             raise BadInputError(str(error)) from error
+
+    def line(
+        self, metrics: Mapping[str, float], curves: Mapping[str, Any], started: float, device: torch.device
+    ) -> dict[str, Any]:
+        """Its line of the results, where it ends now and began when ``time.monotonic`` was ``started``."""
+        return {
+            "recipe": self.recipe,
+            "link": self.link,
+            "seed": self.seed,
+            "settings": self.recorded_settings,
+            "metrics": metrics,
+            "seconds": round(time.monotonic() - started, 3),
+            "date": datetime.date.today().isoformat(),
+            "versions": versions(),
+            "hardware": {**hardware(device), "ranks": ranks.world()},
+            "curves": curves,
+        }
 
     @property
     def key(self) -> str:

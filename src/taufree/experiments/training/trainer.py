@@ -8,7 +8,6 @@ Ranks that torchrun starts train a run together, see :mod:`taufree.experiments.t
 
 from __future__ import annotations
 
-import datetime
 import gc
 import math
 import time
@@ -39,8 +38,8 @@ from taufree.experiments.training.seeds import seed_everything
 from taufree.experiments.training.selection import BestEpoch
 from taufree.experiments.training.trackers import Trackers
 from taufree.util.errors import BadInputError
-from taufree.util.files import write_text
-from taufree.util.machine import hardware, silence_lightning, versions
+from taufree.util.files import write_text, writing_to
+from taufree.util.machine import silence_lightning
 
 CURVES = (
     "loss",
@@ -107,25 +106,13 @@ def train(
             watch(training.epoch, loss)
         metrics = training.evaluate()
         trackers.log_metrics(metrics, training.epoch)
-    try:
-        training.keep(checkpoints.parent / "embeddings" / f"{run.slug}.npz")
-        training.list_scores(checkpoints.parent / "scores" / f"{run.slug}.csv")
+    out = checkpoints.parent
+    with writing_to(out):
+        training.keep(out / "embeddings" / f"{run.slug}.npz")
+        training.list_scores(out / "scores" / f"{run.slug}.csv")
         if run.save_model:
-            training.save_model(model_file(checkpoints.parent, run), metrics)
-    except OSError as error:
-        raise BadInputError(f"--out {checkpoints.parent} cannot be written to: {error.strerror}.") from error
-    return {
-        "recipe": run.recipe,
-        "link": run.link,
-        "seed": run.seed,
-        "settings": run.recorded_settings,
-        "metrics": metrics,
-        "seconds": round(time.monotonic() - started, 3),
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "hardware": {**hardware(training.fabric.device), "ranks": ranks.world()},
-        "curves": training.curves,
-    }
+            training.save_model(model_file(out, run), metrics)
+    return run.line(metrics, training.curves, started, training.fabric.device)
 
 
 def _call(run: FunctionRun, watch: Callable[[int, float], None]) -> dict[str, Any]:
