@@ -79,6 +79,18 @@ def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("link", [Temperature(0.005), LogOdds(gain=30.0)], ids=repr)
+def test_decoupled_positives_far_ahead_of_all_negatives_have_finite_gradients(link):
+    """Their weight over that of the negatives, which they have no part in, is beyond float32."""
+    a = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).requires_grad_()
+    keys, labels = torch.tensor([[1.0, 0.4, 0.0], [0.0, 0.4, 1.0]]), torch.arange(2)
+    options = {"keys": keys, "key_labels": labels, "decoupled": True, "link": link}
+    losses = [sup_con(a, labels, **options, backend=backend) for backend in ("blockwise", "reference")]
+    found, expected = (torch.autograd.grad(loss, a)[0] for loss in losses)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_key_at_a_right_angle_is_pulled_as_any_other():
     def gradients(backend):
         a, b = torch.eye(6)[:3].requires_grad_(), torch.eye(6)[3:].requires_grad_()

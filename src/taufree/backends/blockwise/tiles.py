@@ -387,7 +387,8 @@ class SoftmaxTile:
             share = _exp(logit - side.log_z.to(dtype)).mul_(side.grad.to(dtype))
         if self.same is None:
             return share
-        return torch.where(self.same, (side.keep * share - side.target).to(share.dtype), share)
+        kept = (side.keep * share).where(side.keep != 0, 0)  # not 0 times a decoupled share, perhaps infinite
+        return torch.where(self.same, (kept - side.target).to(share.dtype), share)
 
 
 class Direction:
