@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,17 @@ BAD = {
     "query must be a dense tensor, got a nested one": lambda x, i: info_nce(
         torch.nested.nested_tensor([x]), x
     ),
+    "symmetric must be True or False, got str": lambda x, i: info_nce(x, x, symmetric="no"),
+    "symmetric must be True or False, got int": lambda x, i: taufree.InfoNCE(symmetric=1),
+    "in_batch must be True, False or None, got str": lambda x, i: info_nce(x, x, in_batch="False"),
+    "in_batch must be True, False or None, got torch.Tensor": lambda x, i: taufree.InfoNCE(in_batch=x),
+    "decoupled must be True or False, got str": lambda x, i: nt_xent(x, x, decoupled="False"),
+    "decoupled must be True or False, got NoneType": lambda x, i: info_nce(x, x, decoupled=None),
+    "decoupled must be True or False, got list": lambda x, i: taufree.SupCon(decoupled=[]),
+    "scale_hardness must be True or False, got str": lambda x, i: sup_con(x, i, scale_hardness="no"),
+    "scale_hardness must be True or False, got float": lambda x, i: taufree.NTXent(scale_hardness=1.0),
+    "track must be True or False, got str": lambda x, i: taufree.NTXent(track="no"),
+    "symmetric must be True or False, got numpy.bool": lambda x, i: info_nce(x, x, symmetric=np.bool_(True)),
     "symmetric=True needs in_batch=True": lambda x, i: info_nce(x, x, x, symmetric=True),
     "in_batch=False needs negative_keys": lambda x, i: info_nce(x, x, in_batch=False),
     "tau must be a positive number, got 0": lambda x, i: Temperature(0),

@@ -82,6 +82,15 @@ def check_weights(x: Tensor | None, like: Tensor) -> None:
             raise ValueError(f"weights must have shape [{like.shape[0]}], got {list(x.shape)}.")
 
 
+def check_flags(or_none: bool = False, **flags: object) -> None:
+    """Raises unless all are True or False (numpy's are not), or None if that may be; errors name them."""
+    for name, value in flags.items():
+        if not isinstance(value, bool) and not (or_none and value is None):
+            kind, need = type(value), "True, False or None" if or_none else "True or False"
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            raise TypeError(f"{name} must be {need}, got {module}{kind.__name__}.")
+
+
 def check_hardness(hardness: float) -> float:
     """The hardness, if it is one; 0 for one that changes nothing.
 
