@@ -246,7 +246,12 @@ def test_the_losses_that_count_are_the_originals(ours, theirs):
     reference = z.detach().clone()
     listed = tuple(torch.tensor(x) for x in ([0, 1, 2, 4], [1, 0, 3, 5], [0, 1, 2, 4], [2, 3, 4, 2]))
     others = {"reducer": reducers.AvgNonZeroReducer()}
-    for rows_and_more in ((z, labels), (z, labels, None, reference, labels.clone()), (z, labels, listed), twice):
+    for rows_and_more in (
+        (z, labels),
+        (z, labels, None, reference, labels.clone()),
+        (z, labels, listed),
+        twice,
+    ):
         agree(ours(0.1, **others)(*rows_and_more), theirs(0.1, **others)(*rows_and_more), z)
     counted = theirs(0.1, reducer=reducers.DoNothingReducer())(z, labels)["loss"]["losses"] > 0
     assert 0 < counted.sum() < 6

@@ -39,9 +39,10 @@ from taufree.experiments.image_text.new_data import embed_images, embed_texts
 from taufree.experiments.image_text.pairs import make_captions
 from taufree.experiments.image_text.towers import ImageTowers, TwoTowers, load_text_tower
 from taufree.experiments.images.augment import cropped_view, draw_crops
+from taufree.experiments.images.backbones import weights_content
 from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.image_recipe import CropSettings, ImagesOnDevice
-from taufree.experiments.language.tokens import load_tokenizer
+from taufree.experiments.language.tokens import load_tokenizer, model_content
 from taufree.experiments.recipe import Preset, Step
 from taufree.experiments.settings import Bounds
 
@@ -134,7 +135,9 @@ class CLIP(ImagesOnDevice):
         check_captions(data)
 
     def content(self, data: Path | None) -> str:
-        return self._found(data).fingerprint()
+        chosen = self.settings
+        towers = (weights_content(chosen.weights), model_content(chosen.model))
+        return "-".join(filter(None, (self._found(data).fingerprint(), *towers)))
 
     def find(self, data: Path | None) -> DecodedImages:
         self.found = self._found(data)
