@@ -91,6 +91,27 @@ def test_decoupled_positives_far_ahead_of_all_negatives_have_finite_gradients(li
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("n", [3, 130])  # one tile in float64, and one in float32
+def test_opposite_pairs_without_negatives_have_no_gradient(n):
+    """The only weight of such an anchor, that of its positive, is too small for float32."""
+    a, one_id = rows(n, 40).requires_grad_(), torch.zeros(n, dtype=torch.long)
+    for loss in (info_nce, nt_xent):
+        value = loss(a, -a.detach(), ids=one_id, link=LogOdds(gain=15.0), backend="blockwise")
+        assert value == 0
+        assert not torch.autograd.grad(value, a)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_negatives_that_are_all_opposite_push_as_the_reference_says(dtype):
+    """Their weights, and the positive's, are too small for float32."""
+    a, apart = rows(1, 5, dtype=dtype), 1e-2 * rows(8, 5, seed=1, dtype=dtype)
+    keys, queries = -(a + apart), (a + apart.flip(0)).requires_grad_()
+    link = LogOdds(gain=20.0)
+    losses = [info_nce(queries, keys, link=link, backend=backend) for backend in ("blockwise", "reference")]
+    found, expected = (torch.autograd.grad(loss, queries)[0] for loss in losses)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
 def test_a_key_at_a_right_angle_is_pulled_as_any_other():
     def gradients(backend):
         a, b = torch.eye(6)[:3].requires_grad_(), torch.eye(6)[3:].requires_grad_()

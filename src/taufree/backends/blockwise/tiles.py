@@ -254,7 +254,10 @@ class PlainTile(_PlainSums):
         weight, dtype = self.weight, self.weight.dtype
         in_range = dtype == torch.float64 or all(side.log_z.max().item() <= MAX_LOG_Z for side in sides)
         if self.same is None and in_range:
-            shares = [(self.steep * side.grad * torch.exp(-side.log_z)).to(dtype) for side in sides]
+            # In float32 log_z is lower only where no pair counts, and an infinite share times 0 would be NaN.
+            low = -MAX_LOG_Z if dtype == torch.float32 else -torch.inf
+            inverse = [torch.exp(-side.log_z.clamp(min=low)) for side in sides]
+            shares = [(self.steep * x.grad * z).to(dtype) for x, z in zip(sides, inverse, strict=True)]
             return weight.mul_(_sum(shares))
         weight = weight.double()
         shares = [self.steep * side.grad * torch.exp(-side.log_z) * weight for side in sides]
