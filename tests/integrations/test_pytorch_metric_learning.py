@@ -253,6 +253,13 @@ def test_the_losses_that_count_are_the_originals(ours, theirs):
         twice,
     ):
         agree(ours(0.1, **others)(*rows_and_more), theirs(0.1, **others)(*rows_and_more), z)
+    # A loss of 1e-7, which counts: the highest cosine is that with the positive, not that with itself.
+    a, keys = torch.eye(2).requires_grad_(), torch.tensor([[0.7, 0.7141], [-0.9118, 0.4107]])
+    pairs = torch.arange(2), torch.arange(2), torch.arange(2), torch.arange(2).flip(0)
+    for indices in (None, pairs):
+        among = (a, labels[::2][:2], indices, keys, torch.arange(2))
+        found, expected = ours(0.1, **others)(*among), theirs(0.1, **others)(*among)
+        agree(found, expected, a)
     counted = theirs(0.1, reducer=reducers.DoNothingReducer())(z, labels)["loss"]["losses"] > 0
     assert 0 < counted.sum() < 6
     mean = {"reducer": reducers.MeanReducer()}

@@ -289,11 +289,13 @@ class SupConLoss(_Free, original.SupConLoss):
             reduction="none",
             backend=self.backend,
         )
-        if self._near_zero(losses):
+        if rows.keys is not None:  # of an easy anchor the positive is the highest
+            losses = self._rounded(losses)
+        elif self._near_zero(losses):
             a, p = rows.pairs()
             one = rows.positives[a] == 1
-            keys = rows.rows if rows.keys is None else rows.keys
-            losses = self._rounded(losses, self._offsets(losses, rows.rows, keys, a[one], p[one]))
+            offset = self._offsets(losses, rows.rows[a[one]], rows.rows[p[one]], 1.0)
+            losses = self._rounded(losses, torch.zeros_like(losses).index_copy(0, a[one], offset))
         return losses, c_f.torch_arange_from_size(rows.rows)
 
     def some_pairs(self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -309,18 +311,20 @@ class SupConLoss(_Free, original.SupConLoss):
         if self._near_zero(losses):
             single = (positives.sum(1) == 1).nonzero().squeeze(1)
             partner = positives[single].int().argmax(1)
-            losses = self._rounded(losses, self._offsets(losses, embeddings, ref_emb, single, partner))
+            unit = [normalize(z.detach().to(losses.dtype)) for z in (embeddings[single], ref_emb)]
+            highest = (unit[0] @ unit[1].T).amax(1)
+            offset = self._offsets(losses, embeddings[single], ref_emb[partner], highest)
+            losses = self._rounded(losses, torch.zeros_like(losses).index_copy(0, single, offset))
         return losses, c_f.torch_arange_from_size(embeddings)
 
-    def _offsets(self, losses: Tensor, a: Tensor, b: Tensor, rows: Tensor, partners: Tensor) -> Tensor:
-        """[N], for :meth:`_rounded`: (c - 1) / tau of the anchors ``rows`` with their one positive, 0 of the
-        others, whose losses are never near 0: the original's logits are relative to the anchor with itself.
-        """
+    def _offsets(self, losses: Tensor, a: Tensor, b: Tensor, highest: Tensor | float) -> Tensor:
+        """(c - highest) / tau of rows of a with their one positive, rows of b, for :meth:`_rounded`: the
+        original's logits are relative to the highest cosine of an anchor, that with itself where it is its
+        own candidate. With several positives no loss is near 0."""
         with torch.no_grad():
-            unit = (normalize(z.to(losses.dtype)) for z in (a[rows], b[partners]))
+            unit = (normalize(z.to(losses.dtype)) for z in (a, b))
             cosines = torch.linalg.vecdot(*unit)
-            offset = (cosines - 1) / torch.as_tensor(self.temperature).to(losses)
-            return torch.zeros_like(losses).index_copy(0, rows, offset)
+            return (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
 
 
 def _too_few(positives: int, negatives: int) -> bool:
