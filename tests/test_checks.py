@@ -86,6 +86,15 @@ BAD = {
     "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
         x, x, reduction="average"
     ),
+    "reduction must be one of ('mean', 'sum', 'none'), got ndarray": lambda x, i: nt_xent(
+        x, x, reduction=np.ones(2)
+    ),
+    "backend must be one of ('auto', 'reference', 'blockwise', 'triton'), got Tensor": (
+        lambda x, i: taufree.NTXent(backend=x)
+    ),
+    "query must have 16 bits or more a number, got dtype torch.float8_e5m2": lambda x, i: info_nce(
+        x.to(torch.float8_e5m2), x
+    ),
     "backend must be one of": lambda x, i: nt_xent(x, x, backend="cuda"),
     "link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, got bool": (
         lambda x, i: nt_xent(x, x, link=True)
