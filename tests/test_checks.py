@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,6 +86,15 @@ BAD = {
     "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
         x, x, reduction="average"
     ),
+    "reduction must be one of ('mean', 'sum', 'none'), got ndarray": lambda x, i: nt_xent(
+        x, x, reduction=np.ones(2)
+    ),
+    "backend must be one of ('auto', 'reference', 'blockwise', 'triton'), got Tensor": (
+        lambda x, i: taufree.NTXent(backend=x)
+    ),
+    "query must have 16 bits or more a number, got dtype torch.float8_e5m2": lambda x, i: info_nce(
+        x.to(torch.float8_e5m2), x
+    ),
     "backend must be one of": lambda x, i: nt_xent(x, x, backend="cuda"),
     "link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, got bool": (
         lambda x, i: nt_xent(x, x, link=True)
@@ -103,6 +113,17 @@ BAD = {
     "query must be a dense tensor, got a nested one": lambda x, i: info_nce(
         torch.nested.nested_tensor([x]), x
     ),
+    "symmetric must be True or False, got str": lambda x, i: info_nce(x, x, symmetric="no"),
+    "symmetric must be True or False, got int": lambda x, i: taufree.InfoNCE(symmetric=1),
+    "in_batch must be True, False or None, got str": lambda x, i: info_nce(x, x, in_batch="False"),
+    "in_batch must be True, False or None, got torch.Tensor": lambda x, i: taufree.InfoNCE(in_batch=x),
+    "decoupled must be True or False, got str": lambda x, i: nt_xent(x, x, decoupled="False"),
+    "decoupled must be True or False, got NoneType": lambda x, i: info_nce(x, x, decoupled=None),
+    "decoupled must be True or False, got list": lambda x, i: taufree.SupCon(decoupled=[]),
+    "scale_hardness must be True or False, got str": lambda x, i: sup_con(x, i, scale_hardness="no"),
+    "scale_hardness must be True or False, got float": lambda x, i: taufree.NTXent(scale_hardness=1.0),
+    "track must be True or False, got str": lambda x, i: taufree.NTXent(track="no"),
+    "symmetric must be True or False, got numpy.bool": lambda x, i: info_nce(x, x, symmetric=np.bool_(True)),
     "symmetric=True needs in_batch=True": lambda x, i: info_nce(x, x, x, symmetric=True),
     "in_batch=False needs negative_keys": lambda x, i: info_nce(x, x, in_batch=False),
     "tau must be a positive number, got 0": lambda x, i: Temperature(0),

@@ -141,8 +141,37 @@ def test_it_is_in_the_state_dict_and_goes_on_from_there():
     assert queue.ids.tolist() == [5, 1, 2, 3, 4]
     queue.load_state_dict(filled(5, 2).state_dict())  # of a fuller one
     assert queue.ids.tolist() == [0, 1]
-    with pytest.raises(RuntimeError, match="rows"):
-        queue.load_state_dict(NegativeQueue(6, D).state_dict())
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_the_state_of_another_queue_is_refused_and_changes_nothing(strict):
+    queue = filled(5, 3)
+    model, parts = torch.nn.ModuleDict({"memory": queue}), filled(5, 5).state_dict()
+    needs = r"memory\.keys of 5 x 4 need rows \[5, 4\], row_ids \[5\], enqueued \[\], got "
+    for state, told in (
+        (filled(6, 6).state_dict(), r"rows \[6, 4\], row_ids \[6\], enqueued \[\]\."),
+        (NegativeQueue(5, 3).state_dict(), r"rows \[5, 3\], row_ids \[5\], enqueued \[\]\."),
+        ({"enqueued": parts["enqueued"]}, r"enqueued \[\]\."),
+    ):
+        with pytest.raises(RuntimeError, match=needs + told):
+            model.load_state_dict({f"memory.{name}": x for name, x in state.items()}, strict=strict)
+        assert queue.ids.tolist() == [0, 1, 2]
+        assert queue.keys.norm(dim=1).tolist() == pytest.approx([1] * 3)
+    if not strict:
+        model.load_state_dict({}, strict=False)
+        assert queue.filled == 3
+
+
+def test_a_queue_made_in_inference_mode_serves_in_training():
+    with torch.inference_mode():
+        queue = filled(5, 3)
+    query = rows(2).requires_grad_()
+    info_nce(query, rows(2, 1), queue.keys).backward()
+    queue.enqueue(rows(2), torch.tensor([8, 9]))
+    assert queue.ids.tolist() == [0, 1, 2, 8, 9]
+    queue.load_state_dict(filled(5, 1).state_dict())
+    assert queue.filled == 1
+    queue.reset()
 
 
 def test_it_follows_its_module_and_evaluation_changes_nothing():

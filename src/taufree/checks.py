@@ -22,10 +22,11 @@ MAX_HARDNESS = 50  # beyond it the factors of one anchor leave float32's range
 
 def check_options(link: LinkLike, reduction: str, backend: str, *, kept: bool = True) -> Link:
     """The link to use; raises if an option is not one that the losses know. ``kept``: see ``as_link``."""
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {REDUCTIONS}, got {reduction!r}.")
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}.")
+    for name, value, known in (("reduction", reduction, REDUCTIONS), ("backend", backend, BACKENDS)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} must be one of {known}, got {type(value).__name__}.")
+        if value not in known:
+            raise ValueError(f"{name} must be one of {known}, got {value!r}.")
     return as_link(link, kept=kept)
 
 
@@ -56,6 +57,8 @@ def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) ->
         raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}.")
     if not x.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
+    if x.dtype.itemsize < 2:  # which torch mixes with no other
+        raise TypeError(f"{name} must have 16 bits or more a number, got dtype {x.dtype}.")
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}.")
     if x.is_nested:
@@ -80,6 +83,15 @@ def check_weights(x: Tensor | None, like: Tensor) -> None:
         check_float("weights", x, like=("the embeddings", like))
         if x.shape != like.shape[:1]:
             raise ValueError(f"weights must have shape [{like.shape[0]}], got {list(x.shape)}.")
+
+
+def check_flags(or_none: bool = False, **flags: object) -> None:
+    """Raises unless all are True or False (numpy's are not), or None if that may be; errors name them."""
+    for name, value in flags.items():
+        if not isinstance(value, bool) and not (or_none and value is None):
+            kind, need = type(value), "True, False or None" if or_none else "True or False"
+            module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+            raise TypeError(f"{name} must be {need}, got {module}{kind.__name__}.")
 
 
 def check_hardness(hardness: float) -> float:

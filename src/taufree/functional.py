@@ -17,6 +17,7 @@ from taufree.checks import (
     check_alike,
     check_anchor_scale,
     check_bias,
+    check_flags,
     check_float,
     check_hardness,
     check_integers,
@@ -102,6 +103,8 @@ def info_nce(
         [0.1584, 0.1584]
     """
     check_alike(query=query, positive_key=positive_key)
+    check_flags(symmetric=symmetric, decoupled=decoupled, scale_hardness=scale_hardness)
+    check_flags(or_none=True, in_batch=in_batch)
     queue = own_negatives = None
     if negative_keys is not None:
         check_float("negative_keys", negative_keys, like=("query", query))
@@ -181,6 +184,7 @@ def nt_xent(
         0.2911
     """
     check_alike(view_a=view_a, view_b=view_b)
+    check_flags(decoupled=decoupled, scale_hardness=scale_hardness)
     if ids is not None:
         check_integers("ids", ids, view_a)
     check_weights(weights, view_a)
@@ -245,6 +249,7 @@ def sup_con(
         0.6971
     """
     check_float("embeddings", embeddings)
+    check_flags(decoupled=decoupled, scale_hardness=scale_hardness)
     views = embeddings.shape[1] if embeddings.dim() == 3 else None
     if embeddings.dim() not in (2, 3) or 0 in embeddings.shape:
         got = list(embeddings.shape)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from taufree.backends.autograd import transformed
-from taufree.checks import check_bias, check_hardness, check_options, without_temperature
+from taufree.checks import check_bias, check_flags, check_hardness, check_options, without_temperature
 from taufree.contrast import Bias
 from taufree.distributed import Gathering, GatherLike
 from taufree.functional import info_nce, nt_xent, sigmoid_nce, sup_con
@@ -40,6 +40,7 @@ class _Loss(Gathering):
         track: bool = False,
     ) -> None:
         super().__init__(gather_distributed)
+        check_flags(decoupled=decoupled, scale_hardness=scale_hardness, track=track)
         self.link = check_options(link, reduction, backend)
         self.decoupled = decoupled
         self.hardness = check_hardness(hardness)
@@ -127,6 +128,8 @@ class InfoNCE(_Loss):
             backend=backend,
             track=track,
         )
+        check_flags(symmetric=symmetric)
+        check_flags(or_none=True, in_batch=in_batch)
         self.symmetric = symmetric
         self.in_batch = in_batch
 

@@ -71,11 +71,12 @@ class NegativeQueue(Gathering):
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}.")
         self.size, self.dim = size, dim
-        self.register_buffer("rows", torch.zeros(size, dim, dtype=dtype, device=device))
-        self.register_buffer("row_ids", torch.full((size,), NO_ID, device=device))
-        # How many keys came so far. The place of the next one is computed on the device; the host knows
-        # ``filled`` alone, and compiled code whether it is ``full``, which changes once.
-        self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64, device=device))
+        with torch.inference_mode(False):  # what is made in inference mode can be changed nowhere else
+            self.register_buffer("rows", torch.zeros(size, dim, dtype=dtype, device=device))
+            self.register_buffer("row_ids", torch.full((size,), NO_ID, device=device))
+            # How many keys came so far. The place of the next one is computed on the device; the host knows
+            # ``filled`` alone, and compiled code whether it is ``full``, which changes once.
+            self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64, device=device))
         self.filled, self.full = 0, False
 
     @property
@@ -136,8 +137,16 @@ class NegativeQueue(Gathering):
         self.filled = min(self.filled + n, self.size)
         self.full = self.filled == self.size
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        need = {name: list(x.shape) for name, x in self._buffers.items() if x is not None}
+        given = {name: state_dict[prefix + name] for name in need if prefix + name in state_dict}
+        got = {name: list(getattr(x, "shape", ())) for name, x in given.items()}
+        if got and got != need:  # or rows of zeros would count as keys
+            shapes = [", ".join(f"{name} {shape}" for name, shape in x.items()) for x in (need, got)]
+            errors: list[str] = args[-1]
+            errors.append(f"{prefix}keys of {self.size} x {self.dim} need {shapes[0]}, got {shapes[1]}.")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
         if not self.enqueued.is_meta:
             self.filled = 0
             self._fill(int(self.enqueued.item()))

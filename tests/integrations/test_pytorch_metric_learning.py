@@ -237,18 +237,34 @@ def test_a_loss_of_ones_own_is_computed_or_refused(ours, theirs):
         Doubled()
 
 
-def test_the_anchors_that_count_are_the_originals():
-    """The default reducer leaves out losses of 0, to which float32 rounds those of easy anchors."""
+@BOTH
+def test_the_losses_that_count_are_the_originals(ours, theirs):
+    """A reducer that leaves out losses of 0, to which float32 rounds those of easy anchors."""
     easy = [[1, 0, 0], [1, 0, 0], [-1, 0.2, 0], [-1, 0.2, 0], [-1, -0.2, 0.3], [-1, -0.2, -0.3]]
     z, labels = torch.tensor(easy).requires_grad_(), torch.arange(6) // 2
+    twice = torch.cat([z, z[:1]]), torch.cat([labels, labels[:1]])  # a label of three
     reference = z.detach().clone()
-    for rest in ((), (None, reference, labels.clone())):
-        found, expected = (kind(0.1)(z, labels, *rest) for kind in (SupConLoss, losses.SupConLoss))
-        agree(found, expected, z)
-    assert losses.SupConLoss(0.1)(z, labels).item() == pytest.approx(0.956, abs=1e-3)
+    listed = tuple(torch.tensor(x) for x in ([0, 1, 2, 4], [1, 0, 3, 5], [0, 1, 2, 4], [2, 3, 4, 2]))
+    others = {"reducer": reducers.AvgNonZeroReducer()}
+    for rows_and_more in (
+        (z, labels),
+        (z, labels, None, reference, labels.clone()),
+        (z, labels, listed),
+        twice,
+    ):
+        agree(ours(0.1, **others)(*rows_and_more), theirs(0.1, **others)(*rows_and_more), z)
+    # A loss of 1e-7, which counts: the highest cosine is that with the positive, not that with itself.
+    a, keys = torch.eye(2).requires_grad_(), torch.tensor([[0.7, 0.7141], [-0.9118, 0.4107]])
+    pairs = torch.arange(2), torch.arange(2), torch.arange(2), torch.arange(2).flip(0)
+    for indices in (None, pairs):
+        among = (a, labels[::2][:2], indices, keys, torch.arange(2))
+        found, expected = ours(0.1, **others)(*among), theirs(0.1, **others)(*among)
+        agree(found, expected, a)
+    counted = theirs(0.1, reducer=reducers.DoNothingReducer())(z, labels)["loss"]["losses"] > 0
+    assert 0 < counted.sum() < 6
     mean = {"reducer": reducers.MeanReducer()}
-    agree(SupConLoss(0.1, **mean)(z, labels), losses.SupConLoss(0.1, **mean)(z, labels), z)
-    free = SupConLoss(reducer=reducers.DoNothingReducer())(z, labels)["loss"]["losses"]
+    agree(ours(0.1, **mean)(z, labels), theirs(0.1, **mean)(z, labels), z)
+    free = ours(reducer=reducers.DoNothingReducer())(z, labels)["loss"]["losses"]
     assert (free > 0).all()  # nothing is rounded without a temperature
 
 

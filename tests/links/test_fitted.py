@@ -6,7 +6,16 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from taufree import FittedLogOdds, InfoNCE, LogOdds, info_nce, nt_xent, sigmoid_nce, sup_con
+from taufree import (
+    CalibratedLogOdds,
+    FittedLogOdds,
+    InfoNCE,
+    LogOdds,
+    info_nce,
+    nt_xent,
+    sigmoid_nce,
+    sup_con,
+)
 from taufree.backends import likelihood, moments
 from taufree.backends.blockwise import one_tile
 from taufree.backends.measure import ContrastMeasure
@@ -146,23 +155,48 @@ def test_pairs_that_say_nothing_leave_the_papers_link():
     assert link.gain == 1
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (torch.full((4, 3), torch.nan), torch.ones(4, 3)),  # NaN
-        (torch.ones(1, 3), torch.ones(1, 3)),  # no negative
-        (torch.ones(4, 3), torch.ones(4, 3)),  # all the same
-        (torch.zeros(4, 3), torch.zeros(4, 3)),
-    ],
-)
-def test_a_batch_that_tells_nothing_leaves_no_trace(batch):
-    link = FittedLogOdds()
-    a, b = pairs(noise=0.3)
+ROWS, ONE_LABEL = torch.eye(4, 3) + 0.1, torch.zeros(4, dtype=torch.long)
+TELL_NOTHING = {
+    "NaN": lambda **kw: info_nce(torch.full((4, 3), torch.nan), ROWS, **kw),
+    "one NaN": lambda **kw: nt_xent(ROWS, ROWS.where(torch.eye(4, 3) == 0, torch.nan), **kw),
+    "infinity": lambda **kw: info_nce(ROWS, ROWS * torch.inf, **kw),
+    "a single row": lambda **kw: info_nce(ROWS[:1], ROWS[:1], **kw),
+    "a single sample": lambda **kw: nt_xent(ROWS[:1], ROWS[1:2], **kw),
+    "all the same": lambda **kw: info_nce(torch.ones(4, 3), torch.ones(4, 3), **kw),
+    "zeros": lambda **kw: info_nce(torch.zeros(4, 3), torch.zeros(4, 3), **kw),
+    "zero keys": lambda **kw: info_nce(ROWS, torch.zeros(4, 3), **kw),
+    "ids that leave no negatives": lambda **kw: info_nce(ROWS, ROWS.flip(0), ids=ONE_LABEL, **kw),
+    "the same of two views": lambda **kw: nt_xent(ROWS, ROWS.flip(0), ids=ONE_LABEL, **kw),
+    "the same of the sigmoid": lambda **kw: sigmoid_nce(ROWS, ROWS.flip(0), ids=ONE_LABEL, **kw),
+    "one label": lambda **kw: sup_con(ROWS, ONE_LABEL, **kw),
+    "labels without positives": lambda **kw: sup_con(ROWS, torch.arange(4), **kw),
+    "an empty queue": lambda **kw: info_nce(ROWS, ROWS.flip(0), ROWS[:0], **kw),
+}
+
+
+@pytest.mark.parametrize("name", TELL_NOTHING)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_that_tells_nothing_leaves_no_trace(name, dtype):
+    a, b = (x.to(dtype) for x in pairs(noise=0.3))
+    link, plain = FittedLogOdds(), FittedLogOdds()
     for _ in range(3):
-        info_nce(a, b, link=link)
-    before = link.gain
-    info_nce(*batch, link=link)
-    assert link.gain == before
+        TELL_NOTHING[name](link=link)  # neither before the first batch that is fitted at once, nor later
+        for one in (link, plain):
+            info_nce(a, b, link=one)
+    assert link.state_dict() == plain.state_dict()
+    assert link.gain > 1
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+@pytest.mark.parametrize("name", LOSSES)
+def test_rows_whose_squares_leave_the_range_of_float64_are_measured_as_others(name, scale):
+    a, b = pairs(noise=0.3)
+    for kind in (FittedLogOdds, CalibratedLogOdds):
+        links = [kind(), kind()]
+        for link, factor in zip(links, (1, scale), strict=True):
+            LOSSES[name](factor * a, factor * b, link=link)
+        torch.testing.assert_close(links[1].state_dict(), links[0].state_dict())
+        assert any(not torch.equal(x, y) for x, y in zip(kind().buffers(), links[0].buffers(), strict=True))
 
 
 @pytest.mark.parametrize("n", [25, 200])

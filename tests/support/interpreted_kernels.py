@@ -16,6 +16,7 @@ from taufree import (
     LogOdds,
     NTXent,
     SupCon,
+    Temperature,
     nt_xent,
     sigmoid_nce,
 )
@@ -172,7 +173,8 @@ def changed_link(a):
 
 
 def finite(a):
-    """Losses and gradients of one row, of zeros, of equal rows, and of very long and very short ones."""
+    """Losses and gradients of one row, of zeros, of equal rows, of very long and very short ones, and of
+    decoupled positives far ahead of all negatives."""
     found = []
     for x, y in ((a[:1], a[:1]), (0 * a, a), (torch.ones(4, 3), torch.ones(4, 3)), (a * 1e30, -a * 1e-36)):
         x = x.detach().clone().requires_grad_()
@@ -182,6 +184,9 @@ def finite(a):
         ):
             value = fused.loss(contrast, LogOdds(), None)
             found.append([*value.tolist(), *torch.autograd.grad(value.sum(), x)[0].flatten().tolist()])
+    x = torch.tensor([[1.0, 0, 0], [1, 0.4, 0], [0, 0, 1], [0, 0.4, 1]]).requires_grad_()
+    value = fused.loss(Contrast(x, labels=torch.arange(4) // 2, decoupled=True), Temperature(0.005), None)
+    found.append([*value.tolist(), *torch.autograd.grad(value.sum(), x)[0].flatten().tolist()])
     return found
 
 

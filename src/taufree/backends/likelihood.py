@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.moments import parts_of
-from taufree.backends.numerics import no_autocast, shortest
+from taufree.backends.moments import parts_of, unit_rows
+from taufree.backends.numerics import no_autocast
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Likelihood, Link
@@ -233,5 +233,4 @@ class AnchorSample:
         return rows, rows.square().sum(-1) + (1 - unit.square().sum(-1)).to(self.dtype)
 
     def _unit(self, x: Tensor) -> Tensor:
-        wide = x.detach().to(wide_dtype(x.device))
-        return torch.nn.functional.normalize(wide, dim=-1, eps=shortest(x.dtype))
+        return unit_rows(x, wide_dtype(x.device))

@@ -157,6 +157,28 @@ class _Free(Linked):
             self._check_dense("another distance or _compute_loss than the library's")
         return bool(other or changed)
 
+    def _near_zero(self, losses: Tensor) -> bool:
+        """Whether the original's arithmetic may round one of the losses to 0; it has logits up to 2 / tau.
+
+        Without a temperature there is no original to follow.
+        """
+        if self.temperature is None:
+            return False
+        return bool((losses.detach() * self.temperature < 8 * torch.finfo(losses.dtype).eps).any())
+
+    def _rounded(self, losses: Tensor, offset: Tensor | float = 0.0) -> Tensor:
+        """``losses`` with 0 where the original's arithmetic rounds them to 0, with their gradient: some
+        reducers leave out losses of 0, and then the same ones count.
+
+        With S the sum of the negatives' weights over the positive's, its loss is the float nearest to
+        offset + log(1 + S), minus the offset.
+        """
+        if not self._near_zero(losses):
+            return losses
+        with torch.no_grad():
+            zero = offset + (1 + losses.expm1()).log() <= offset
+        return torch.where(zero, losses - losses.detach(), losses)
+
 
 class NTXentLoss(_Free, original.NTXentLoss):
     """`losses.NTXentLoss` with ``temperature=None`` by default.
@@ -164,6 +186,9 @@ class NTXentLoss(_Free, original.NTXentLoss):
     Each pair of an anchor a and a positive p has the loss log(1 + S / w), with w the pair's weight and S the
     sum over the negatives of a; other positives of a take no part. Memory grows with the batch and the number
     of positive pairs, where the original's grows with positive pairs times negative pairs.
+
+    With a temperature a loss that the original's arithmetic rounds to 0 is 0 here too, so that reducers which
+    average the losses that are not 0 average the same ones.
 
     Args:
         temperature: None for the log-odds, else the original's loss; a parameter is learned.
@@ -196,13 +221,13 @@ class NTXentLoss(_Free, original.NTXentLoss):
             backend=self.backend,
         )
         if single:
-            return losses[a], (a, p)
+            return self._rounded(losses[a]), (a, p)
         keys = rows.rows if rows.keys is None else rows.keys
         positive = self._positive_logits(rows.rows, keys, a, p)
         total = torch.zeros(len(losses), dtype=positive.dtype, device=a.device).index_add(0, a, positive)
         log_s = losses + total / rows.positives.clamp(min=1)
         found = softplus(log_s[a] - positive, threshold=700)  # exact below, and exp overflows at 709
-        return found.where(rows.negatives[a] > 0, 0).to(losses.dtype), (a, p)
+        return self._rounded(found.where(rows.negatives[a] > 0, 0).to(losses.dtype)), (a, p)
 
     def _positive_logits(self, rows: Tensor, keys: Tensor, a: Tensor, p: Tensor) -> Tensor:
         """[P], by the link that the loss has prepared; some pairs at a time."""
@@ -229,7 +254,7 @@ class NTXentLoss(_Free, original.NTXentLoss):
         total = torch.zeros_like(top).index_add(0, a2, (negative - top[a2]).exp())
         total = (total.masked_fill(none, 1).log() + top).masked_fill(none, -torch.inf)
         losses = softplus(total[a1] - positive, threshold=700)  # exact below, and exp overflows at 709
-        return losses.to(result_dtype(embeddings, ref_emb)), (a1, p)
+        return self._rounded(losses.to(result_dtype(embeddings, ref_emb))), (a1, p)
 
 
 class SupConLoss(_Free, original.SupConLoss):
@@ -264,11 +289,13 @@ class SupConLoss(_Free, original.SupConLoss):
             reduction="none",
             backend=self.backend,
         )
-        if self._near_zero(losses):
+        if rows.keys is not None:  # of an easy anchor the positive is the highest
+            losses = self._rounded(losses)
+        elif self._near_zero(losses):
             a, p = rows.pairs()
             one = rows.positives[a] == 1
-            keys = rows.rows if rows.keys is None else rows.keys
-            losses = self._rounded(losses, rows.rows, keys, a[one], p[one])
+            offset = self._offsets(losses, rows.rows[a[one]], rows.rows[p[one]], 1.0)
+            losses = self._rounded(losses, torch.zeros_like(losses).index_copy(0, a[one], offset))
         return losses, c_f.torch_arange_from_size(rows.rows)
 
     def some_pairs(self, embeddings: Tensor, ref_emb: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
@@ -284,34 +311,20 @@ class SupConLoss(_Free, original.SupConLoss):
         if self._near_zero(losses):
             single = (positives.sum(1) == 1).nonzero().squeeze(1)
             partner = positives[single].int().argmax(1)
-            losses = self._rounded(losses, embeddings, ref_emb, single, partner)
+            unit = [normalize(z.detach().to(losses.dtype)) for z in (embeddings[single], ref_emb)]
+            highest = (unit[0] @ unit[1].T).amax(1)
+            offset = self._offsets(losses, embeddings[single], ref_emb[partner], highest)
+            losses = self._rounded(losses, torch.zeros_like(losses).index_copy(0, single, offset))
         return losses, c_f.torch_arange_from_size(embeddings)
 
-    def _near_zero(self, losses: Tensor) -> bool:
-        """Whether the original's arithmetic may round one of the losses to 0; it has logits up to 2 / tau.
-
-        Without a temperature there is no original to follow.
-        """
-        if self.temperature is None:
-            return False
-        return bool((losses.detach() * self.temperature < 8 * torch.finfo(losses.dtype).eps).any())
-
-    def _rounded(self, losses: Tensor, a: Tensor, b: Tensor, rows: Tensor, partners: Tensor) -> Tensor:
-        """``losses`` with 0 where the original's arithmetic rounds them to 0, with their gradient.
-
-        The original's logits are (c - 1) / tau. With m the positive's and S the sum of the negatives' weights
-        over the positive's, its loss is the float nearest to m + log(1 + S), minus m.
-
-        Args:
-            rows, partners: anchors with one positive, and these; with several no loss is near 0.
-        """
+    def _offsets(self, losses: Tensor, a: Tensor, b: Tensor, highest: Tensor | float) -> Tensor:
+        """(c - highest) / tau of rows of a with their one positive, rows of b, for :meth:`_rounded`: the
+        original's logits are relative to the highest cosine of an anchor, that with itself where it is its
+        own candidate. With several positives no loss is near 0."""
         with torch.no_grad():
-            unit = (normalize(z.to(losses.dtype)) for z in (a[rows], b[partners]))
+            unit = (normalize(z.to(losses.dtype)) for z in (a, b))
             cosines = torch.linalg.vecdot(*unit)
-            m = (cosines - 1) / torch.as_tensor(self.temperature).to(losses)
-            zero = torch.zeros_like(losses, dtype=torch.bool)
-            zero[rows] = m + (1 + losses[rows].expm1()).log() <= m
-        return torch.where(zero, losses - losses.detach(), losses)
+            return (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
 
 
 def _too_few(positives: int, negatives: int) -> bool:

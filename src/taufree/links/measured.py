@@ -148,12 +148,12 @@ class FittedLogOdds(_MeasuredLogOdds):
     best scale is a right one. Where the network behind a head is wanted, take ``LogOdds``: see
     docs/guide/choosing-a-link.md.
 
-    Nothing is tuned: the loss is convex in g. The first loss finds the minimum for its batch, so that a
-    network that is trained already is not harmed. Then, before each loss, one Newton step follows the minimum
-    for all batches so far. Its gradient is that of this batch, found on up to 128 of the anchors with all
-    their candidates, and its curvature the sum over all batches. (A gain that is best for each single batch
-    trains worse: docs/studies/matching.md.) Laplace's rule smooths the targets, which keeps g finite where
-    every positive is ahead.
+    Nothing is tuned: the loss is convex in g. The first loss that has anything to compare finds the minimum
+    for its batch, so that a network that is trained already is not harmed. Then, before each loss, one Newton
+    step follows the minimum for all batches so far. Its gradient is that of this batch, found on up to 128 of
+    the anchors with all their candidates, and its curvature the sum over all batches. (A gain that is best
+    for each single batch trains worse: docs/studies/matching.md.) Laplace's rule smooths the targets, which
+    keeps g finite where every positive is ahead.
 
     ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The
     gain starts at 1, the paper's link, and never goes below: a flatter link teaches an untrained network
@@ -183,16 +183,23 @@ class FittedLogOdds(_MeasuredLogOdds):
         self.begins = True
 
     def _measure(self, measure: Measure) -> None:
-        if self.begins:
-            self.begins = False
-            for _ in range(FIRST_STEPS):
-                self._step(measure)
-                self.curvature.zero_()
+        if not self.begins:
+            self._step(measure)
+            return
+        for _ in range(FIRST_STEPS):
+            self._step(measure)
+            self.curvature.zero_()
         self._step(measure)
+        self.begins = self._untold()
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self.begins = not self.curvature.is_meta and not self.curvature.item()
+        self.begins = self._untold()
+
+    def _untold(self) -> bool:
+        """Whether no batch has said anything so far; False where the value cannot be read."""
+        known = type(self.curvature.data) is Tensor and not self.curvature.is_meta
+        return known and not torch.compiler.is_compiling() and not self.curvature.item()
 
     def _step(self, measure: Measure) -> None:
         gradient, variance = measure.likelihood(self._current())

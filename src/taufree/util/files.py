@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def write_text(path: Path, text: str) -> Path:
         # A file's name in the text need not be valid UTF-8; what is not is written as \udc..
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
+
+
+def digest_of_files(paths: Iterable[Path]) -> str:
+    """A text that changes with what is in the files, read one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(2**20):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]
 
 
 def check_file(path: Path, content: str) -> None:

@@ -79,6 +79,39 @@ def test_an_anchor_without_positive_and_with_a_large_logit_stays_finite(link):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("link", [Temperature(0.005), LogOdds(gain=30.0)], ids=repr)
+def test_decoupled_positives_far_ahead_of_all_negatives_have_finite_gradients(link):
+    """Their weight over that of the negatives, which they have no part in, is beyond float32."""
+    a = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).requires_grad_()
+    keys, labels = torch.tensor([[1.0, 0.4, 0.0], [0.0, 0.4, 1.0]]), torch.arange(2)
+    options = {"keys": keys, "key_labels": labels, "decoupled": True, "link": link}
+    losses = [sup_con(a, labels, **options, backend=backend) for backend in ("blockwise", "reference")]
+    found, expected = (torch.autograd.grad(loss, a)[0] for loss in losses)
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("n", [3, 130])  # one tile in float64, and one in float32
+def test_opposite_pairs_without_negatives_have_no_gradient(n):
+    """The only weight of such an anchor, that of its positive, is too small for float32."""
+    a, one_id = rows(n, 40).requires_grad_(), torch.zeros(n, dtype=torch.long)
+    for loss in (info_nce, nt_xent):
+        value = loss(a, -a.detach(), ids=one_id, link=LogOdds(gain=15.0), backend="blockwise")
+        assert value == 0
+        assert not torch.autograd.grad(value, a)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_negatives_that_are_all_opposite_push_as_the_reference_says(dtype):
+    """Their weights, and the positive's, are too small for float32."""
+    a, apart = rows(1, 5, dtype=dtype), 1e-2 * rows(8, 5, seed=1, dtype=dtype)
+    keys, queries = -(a + apart), (a + apart.flip(0)).requires_grad_()
+    link = LogOdds(gain=20.0)
+    losses = [info_nce(queries, keys, link=link, backend=backend) for backend in ("blockwise", "reference")]
+    found, expected = (torch.autograd.grad(loss, queries)[0] for loss in losses)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+
+
 def test_a_key_at_a_right_angle_is_pulled_as_any_other():
     def gradients(backend):
         a, b = torch.eye(6)[:3].requires_grad_(), torch.eye(6)[3:].requires_grad_()

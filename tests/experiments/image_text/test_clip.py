@@ -41,6 +41,19 @@ def begun(data, encoder):
     return begin
 
 
+def test_other_weights_of_a_tower_in_the_same_place_are_another_run(data, tmp_path):
+    weights, model = tmp_path / "weights.pt", tmp_path / "model"
+    model.mkdir()
+    settings = CLIPSettings(**{**TINY, "weights": str(weights), "model": str(model)})
+    found = set()
+    for path in (weights, model / "model.safetensors", weights):
+        for content in (b"one", b"other"):
+            weights.touch()
+            path.write_bytes(content)
+            found.add(Run("clip", "0.05", 0, settings, data=data).key)
+    assert len(found) == 5  # the last was there before
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_step_is_symmetric_info_nce_of_images_and_their_own_captions(begun, frozen):
     training = begun(frozen=frozen)

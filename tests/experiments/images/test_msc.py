@@ -215,6 +215,20 @@ def test_weights_that_are_not_there_are_seen_before_the_runs_begin(tmp_path):
     MSC(MSCSettings(weights="random")).check(None)
 
 
+def test_other_weights_in_the_same_file_are_another_run(tmp_path):
+    for part in ("train", "test"):
+        write_folder(tmp_path / "pictures" / part, 4)
+    weights = tmp_path / "weights.pt"
+    for data, normal in ((None, "airplane"), (tmp_path / "pictures", "temple")):
+        found = set()
+        for content in (b"one", b"other", b"one"):
+            weights.write_bytes(content)
+            found.add(tiny(data, weights=str(weights), normal=normal).key)
+        assert len(found) == 2
+    with pytest.raises(BadInputError, match=r"^weights must be imagenet, random or a file, got '.*absent"):
+        assert tiny(None, weights=str(tmp_path / "absent.pt")).key
+
+
 @pytest.mark.slow
 def test_a_folder_from_the_shell(tmp_path):
     for part, count in (("train", 8), ("test", 4)):

@@ -254,7 +254,10 @@ class PlainTile(_PlainSums):
         weight, dtype = self.weight, self.weight.dtype
         in_range = dtype == torch.float64 or all(side.log_z.max().item() <= MAX_LOG_Z for side in sides)
         if self.same is None and in_range:
-            shares = [(self.steep * side.grad * torch.exp(-side.log_z)).to(dtype) for side in sides]
+            # In float32 log_z is lower only where no pair counts, and an infinite share times 0 would be NaN.
+            low = -MAX_LOG_Z if dtype == torch.float32 else -torch.inf
+            inverse = [torch.exp(-side.log_z.clamp(min=low)) for side in sides]
+            shares = [(self.steep * x.grad * z).to(dtype) for x, z in zip(sides, inverse, strict=True)]
             return weight.mul_(_sum(shares))
         weight = weight.double()
         shares = [self.steep * side.grad * torch.exp(-side.log_z) * weight for side in sides]
@@ -387,7 +390,8 @@ class SoftmaxTile:
             share = _exp(logit - side.log_z.to(dtype)).mul_(side.grad.to(dtype))
         if self.same is None:
             return share
-        return torch.where(self.same, (side.keep * share - side.target).to(share.dtype), share)
+        kept = (side.keep * share).where(side.keep != 0, 0)  # not 0 times a decoupled share, perhaps infinite
+        return torch.where(self.same, (kept - side.target).to(share.dtype), share)
 
 
 class Direction:

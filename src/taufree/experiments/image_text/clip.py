@@ -37,7 +37,13 @@ from taufree.experiments.image_text.frozen import (
     text_features,
 )
 from taufree.experiments.image_text.pairs import make_captions
-from taufree.experiments.image_text.towers import ImageTowers, TwoTowers, load_text_tower
+from taufree.experiments.image_text.towers import (
+    ImageTowers,
+    TwoTowers,
+    image_tower_content,
+    load_text_tower,
+    text_tower_content,
+)
 from taufree.experiments.images.augment import cropped_view, draw_crops
 from taufree.experiments.images.decoded import DecodedImages, load_images
 from taufree.experiments.images.image_recipe import CropSettings, ImagesOnDevice
@@ -140,7 +146,10 @@ class CLIP(ImagesOnDevice):
         check_captions(data)
 
     def content(self, data: Path | None) -> str:
-        return find_captions(data, self.settings.subset).fingerprint()
+        chosen = self.settings
+        towers = (image_tower_content(chosen.backbone, chosen.weights), text_tower_content(chosen.model))
+        fingerprint = find_captions(data, chosen.subset).fingerprint()
+        return "-".join(filter(None, (fingerprint, *towers)))
 
     def find(self, data: Path | None) -> DecodedImages:
         self.found = find_captions(data, self.settings.subset)

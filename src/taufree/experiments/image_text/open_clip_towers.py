@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from taufree.experiments.images.augment import MEAN, STD
+from taufree.util.files import digest_of_files
 from taufree.util.optional import needs
 
 PREFIX = "open_clip:"
@@ -29,6 +32,14 @@ def pretrained_of(name: str) -> str | None:
     """
     _, pretrained = _parts(name)
     return None if pretrained == RANDOM else pretrained
+
+
+def content_of(name: str) -> str | None:
+    """A text that changes with what is in a file of weights; None for a tag and for random weights."""
+    pretrained = pretrained_of(name)
+    if pretrained is None or not os.path.isfile(pretrained):
+        return None
+    return digest_of_files([Path(pretrained)])
 
 
 class OpenClipImageTower(nn.Module):

@@ -16,9 +16,20 @@ from taufree.experiments.image_text.open_clip_towers import (
     load_open_clip,
     pretrained_of,
 )
-from taufree.experiments.images.backbones import make_backbone, read_weights
+from taufree.experiments.image_text.open_clip_towers import content_of as open_clip_content
+from taufree.experiments.images.backbones import make_backbone, read_weights, weights_content
 from taufree.experiments.language.sentences import SentenceEncoder
-from taufree.experiments.language.tokens import load_encoder, load_tokenizer
+from taufree.experiments.language.tokens import load_encoder, load_tokenizer, model_content
+
+
+def image_tower_content(name: str, weights: str) -> str | None:
+    """A text that changes with what is in the files of an image tower; None where it has none."""
+    return open_clip_content(name) if is_open_clip(name) else weights_content(weights)
+
+
+def text_tower_content(name: str) -> str | None:
+    """The same of a text tower."""
+    return open_clip_content(name) if is_open_clip(name) else model_content(name)
 
 
 class ImageTower(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from taufree.util.cache import cache_folder, download
+from taufree.util.files import digest_of_files
 from taufree.util.optional import require
 
 # It takes a second, so it is imported after wrong settings are refused.
@@ -80,6 +81,12 @@ def check_weights(source: str) -> None:
     """Raise a ValueError if ``source`` of :func:`read_weights` is a file that is not there."""
     if source not in ("imagenet", "random") and not Path(source).is_file():
         raise ValueError(f"weights must be imagenet, random or a file, got {source!r}, which is no file.")
+
+
+def weights_content(source: str) -> str | None:
+    """A text that changes with what is in a file of weights; None for "imagenet" and "random"."""
+    check_weights(source)
+    return None if source in ("imagenet", "random") else digest_of_files([Path(source)])
 
 
 class Half(nn.Sequential):

@@ -29,6 +29,7 @@ from taufree.experiments.images.backbones import (
     check_weights,
     make_backbone,
     read_weights,
+    weights_content,
 )
 from taufree.experiments.images.cifar10 import CLASSES, evenly, load_cifar10
 from taufree.experiments.images.decoded import DecodedImages, from_arrays, load_images
@@ -127,7 +128,8 @@ class MSC(ImageRecipe):
         check_weights(self.settings.weights)
 
     def content(self, data: Path | None) -> str | None:
-        return None if data is None or _holds_cifar10(data) else self._listing(data).fingerprint()
+        images = None if data is None or _holds_cifar10(data) else self._listing(data).fingerprint()
+        return "-".join(filter(None, (images, weights_content(self.settings.weights)))) or None
 
     def find(self, data: Path | None) -> DecodedImages:
         if data is None or _holds_cifar10(data):

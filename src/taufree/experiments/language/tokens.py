@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.util.files import check_file
+from taufree.util.files import check_file, digest_of_files
 from taufree.util.optional import needs
 
 PADDING_MULTIPLE = 16
@@ -57,6 +58,13 @@ class Tokens:
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by its name on the hub or its folder."""
     return _load("AutoTokenizer", name)
+
+
+def model_content(name: str) -> str | None:
+    """A text that changes with the files of a model's folder; None for a name on the hub."""
+    if not os.path.isdir(name):  # Path's raises where the name is too long
+        return None
+    return digest_of_files(sorted(path for path in Path(name).rglob("*") if path.is_file()))
 
 
 def load_masked_lm(name: str) -> tuple[nn.Module, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from torch import Tensor
 from taufree.experiments.recommendation.interactions import Interactions, read_interactions
 from taufree.experiments.recommendation.item_graphs import Neighbours, neighbours
 from taufree.experiments.recommendation.ranking import draw_negatives
+from taufree.util.files import digest_of_files
 
 NEGATIVES = 100
 
@@ -33,10 +33,7 @@ def modification_times(folder: Path) -> tuple[int, ...]:
 @lru_cache(maxsize=2)
 def content_digest(folder: Path, modified: tuple[int, ...]) -> str:
     """A digest of the files of a data set; ``modified`` as in :func:`load_dataset`."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.inter")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest_of_files(sorted(folder.glob("*.inter")))
 
 
 @lru_cache(maxsize=2)  # a benchmark takes turns with two

@@ -332,11 +332,12 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         logit = tl.where(counted, logit, float("-inf"))
         a = near[:, None] * tl.exp(logit - near_z[:, None])
         if LABELS:
-            a = tl.where(same, near_keep * a, a)
+            # Not 0 times a share, which may be infinite in a decoupled loss.
+            a = tl.where(same, tl.where(near_keep == 0, 0.0, near_keep * a), a)
         if COLS:
             more = far[None, :] * tl.exp(logit - far_z[None, :])
             if LABELS:
-                more = tl.where(same, far_keep * more, more)
+                more = tl.where(same, tl.where(far_keep == 0, 0.0, far_keep * more), more)
             a += more
         if LABELS:
             a = tl.where(same & counted, a - target, a)
