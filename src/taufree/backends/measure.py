@@ -9,7 +9,7 @@ from torch import Tensor
 
 from taufree.backends import cosines, likelihood, moments
 from taufree.backends.blockwise import one_tile
-from taufree.backends.blockwise.tiles import offset_of
+from taufree.backends.blockwise.formulas import offset_of
 from taufree.backends.numerics import full_precision
 from taufree.contrast import Contrast
 from taufree.links import Cosines, Likelihood, Link

@@ -17,15 +17,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from taufree.backends.autograd import transformed
-from taufree.backends.blockwise.tiles import (
-    Direction,
-    LeftOut,
-    Side,
-    link_gradient,
-    near,
-    offset_of,
-    tile_kind,
-)
+from taufree.backends.blockwise.directions import Direction, Side
+from taufree.backends.blockwise.formulas import offset_of
+from taufree.backends.blockwise.learned import link_gradient
+from taufree.backends.blockwise.left_out import LeftOut
+from taufree.backends.blockwise.tiles import near, tile_kind
 from taufree.backends.numerics import shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype

@@ -1,6 +1,6 @@
 """The loss as operators of torch, for compiled and exported code: opaque to both, so that no graph breaks.
 
-Plain code calls :func:`.engine.loss` instead, which computes the gradient in its forward already. An operator
+Plain code calls :func:`.function.loss` instead, which computes the gradient in its forward. An operator
 takes tensors and numbers alone, so that a link must have a formula.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from taufree.backends.autograd import no_second_derivative
-from taufree.backends.blockwise.engine import evaluate
-from taufree.backends.blockwise.tiles import at_gain_one
+from taufree.backends.blockwise.formulas import at_gain_one
+from taufree.backends.blockwise.function import evaluate
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
