@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +22,60 @@ class Side:
     The derivative of the loss with respect to a negative's logit is ``grad * exp(logit - log_z)``,
     and to a labelled positive's ``keep * grad * exp(logit - log_z) - target``: an anchor with a single
     positive has keep 0 and target = grad * (1 - p), so that nothing cancels. With a ``scale`` for each anchor
-    these logits are it times those of the tile.
+    these logits are it times those of the tile. ``grad`` is one number where it is the same for all anchors.
     """
 
-    grad: Tensor
+    grad: Any
     log_z: Tensor
     keep: Tensor
     target: Tensor
     scale: Tensor | None = None
 
+    @classmethod
+    def of_negatives(cls, grad: Tensor | float, log_z: Tensor, dim: int) -> Side:
+        """Of anchors whose positives are not in the tile: ``keep`` and ``target`` are not used."""
+        log_z = log_z.unsqueeze(1 - dim)
+        return cls(grad.unsqueeze(1 - dim) if isinstance(grad, Tensor) else grad, log_z, log_z, log_z)
+
     def at(self, span: range, dim: int) -> Side:
         """The anchors of a span, laid along dimension ``dim`` of a tile."""
         fields = (self.grad, self.log_z, self.keep, self.target, self.scale)
-        cut = (None if x is None else x[span.start : span.stop].unsqueeze(1 - dim) for x in fields)
+        cut = (x[span.start : span.stop].unsqueeze(1 - dim) if isinstance(x, Tensor) else x for x in fields)
         return Side(*cut)  # type: ignore[arg-type]
+
+
+class Closed(NamedTuple):
+    """What the complete sums of some anchors give, see :class:`Side`; ``target`` is ``share`` times grad."""
+
+    losses: Tensor
+    log_z: Tensor
+    keep: Tensor
+    share: Tensor
+
+    def side(self, grad: Tensor | float) -> Side:
+        return Side(grad, self.log_z, self.keep, grad * self.share)
+
+
+def close(count: Tensor, log_s: Tensor, log_w: Tensor, logits: Tensor | None, decoupled: bool) -> Closed:
+    """With S and W the summed weights of negatives and positives, the loss is
+    log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny. Decoupled it is
+    log S - (mean logit of the positives).
+
+    ``logits`` are the summed logits of ``count`` positives each; None where there is one, and W its weight.
+    """
+    if decoupled:
+        some = (count > 0) & (log_s != -torch.inf)
+        losses = log_s - (log_w if logits is None else logits / count)
+        share = (1 / count).where(some, 0)
+        return Closed(losses.where(some, 0), log_s.where(some, torch.inf), torch.zeros_like(log_s), share)
+    some, single = count > 0, count == 1
+    log_z = torch.logaddexp(log_s, log_w)
+    losses = torch.logaddexp(torch.zeros_like(log_s), log_s - log_w)
+    if logits is not None:  # one positive: log W is its logit, but for rounding
+        losses += (log_w - logits / count).masked_fill_(single, 0)
+    share = torch.where(single, (log_s - log_z).exp(), 1 / count).where(some, 0)
+    log_z = log_z.where(some, torch.inf)  # or exp(logit) times its grad, 0, is NaN
+    return Closed(losses.where(some, 0), log_z, (~single).to(log_z.dtype), share)
 
 
 def added(terms: Sequence[Tensor]) -> Tensor:
@@ -85,36 +125,18 @@ class Direction:
             self.logits[part] += logits if scale is None else logits * scale
 
     def close(self, part: slice) -> None:
-        """Losses and side of the anchors whose sums are complete.
-
-        With S and W the summed weights of negatives and positives, the loss is
-        log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny. Decoupled it is
-        log S - (mean logit of the positives).
-        """
-        count, log_s = self.count[part], self.kind.log(self.negatives[part])
+        """Losses and side of the anchors whose sums are complete."""
+        log_s, logits = self.kind.log(self.negatives[part]), None
         offset = None if self.offset is None else self.offset[part]
         log_s = log_s if offset is None else log_s - offset
-        self._close(part, count, log_s)
+        if self.positive is None:
+            log_w, logits = self.kind.log(self.labelled[part]), self.logits[part]
+        else:
+            log_w = self.positive[part]
+        found = close(self.count[part], log_s, log_w, logits, self.decoupled)
+        side = self.side
+        self.losses[part], side.log_z[part], side.keep[part] = found.losses, found.log_z, found.keep
+        side.target[part] = side.grad[part] * found.share
         if offset is not None:
-            self.side.log_z[part] += offset
-            self.side.keep[part] *= offset.exp()
-
-    def _close(self, part: slice, count: Tensor, log_s: Tensor) -> None:
-        if self.decoupled:
-            target = self.logits[part] / count if self.positive is None else self.positive[part]
-            some = (count > 0) & (log_s != -torch.inf)
-            self.losses[part] = (log_s - target).where(some, 0)
-            self.side.log_z[part] = log_s.where(some, torch.inf)
-            self.side.target[part] = self.side.grad[part] * (1 / count).where(some, 0)
-            return
-        log_w = self.kind.log(self.labelled[part]) if self.positive is None else self.positive[part]
-        log_z = torch.logaddexp(log_s, log_w)
-        loss = torch.logaddexp(torch.zeros_like(log_s), log_s - log_w)
-        if self.positive is None:  # one positive: log W is its logit, but for rounding
-            loss += torch.where(count == 1, 0, log_w - self.logits[part] / count)
-        share = torch.where(count == 1, (log_s - log_z).exp(), 1 / count)
-        some = count > 0
-        self.losses[part] = loss.where(some, 0)
-        self.side.log_z[part] = log_z.where(some, torch.inf)  # or exp(logit) times its grad, 0, is NaN
-        self.side.keep[part] = (count != 1).to(log_z.dtype)
-        self.side.target[part] = self.side.grad[part] * share.where(some, 0)
+            side.log_z[part] += offset
+            side.keep[part] *= offset.exp()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,15 +10,16 @@ from torch import Tensor
 
 from taufree.backends import reference
 from taufree.backends.autograd import ByReference, transforms_named, uncompiled
-from taufree.backends.blockwise import engine, one_tile
+from taufree.backends.blockwise import engine
 from taufree.backends.blockwise.learned import check_unchanged, learned, values_of
-from taufree.backends.numerics import full_precision
+from taufree.backends.blockwise.one_tile import OneTile, fits, one_tile
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link, from_formula
 
 INTEGER_FIELDS = ("ids", "labels", "key_labels", "queue_ids")  # of a contrast
 SAVED_FIELDS = ("anchors", "keys", "queue", "own_negatives", *INTEGER_FIELDS)
+WITHOUT_SAVED: dict[str, Any] = dict.fromkeys((*SAVED_FIELDS, "tracker", "matrix"))
 
 
 @uncompiled
@@ -39,11 +39,22 @@ def evaluate(
     wanted: Sequence[bool], weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
-    if not link.per_anchor and one_tile.fits(contrast, link, engine.TILE_SIZE**2):
-        with full_precision(contrast.anchors.device):
-            found = one_tile.run(contrast, link, inputs, params, weights)
-        if found is not None:
-            return found
+    tile = _one_tile(contrast, link, params)
+    if tile is not None:
+        return tile.losses, [] if weights is None else tile.gradients(weights)
+    return _by_engine(contrast, link, inputs, params, wanted, weights)
+
+
+def _one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
+    if link.per_anchor or not fits(contrast, link, engine.TILE_SIZE**2):
+        return None
+    return one_tile(contrast, link, params)
+
+
+def _by_engine(
+    contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
+    wanted: Sequence[bool], weights: Tensor | float | None,
+) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
     if isinstance(weights, float):
         device = contrast.anchors.device
         weights = torch.full((contrast.n,), weights, dtype=wide_dtype(device), device=device)
@@ -59,33 +70,46 @@ class _Blockwise(torch.autograd.Function):
         *inputs: Tensor | None,
     ) -> Tensor:  # fmt: skip
         # Not the parameters of a link: the next loss may bring them back into range in place.
-        scales = inputs[4:] if link.formula is not None else ()
+        scales = inputs[4:] if params and link.formula is not None else ()
         integers = [getattr(contrast, name) for name in INTEGER_FIELDS]
         ctx.save_for_backward(*integers, *inputs[:4], *scales)
-        without: dict[str, Any] = dict.fromkeys(SAVED_FIELDS)  # saved above, freed after the backward
-        ctx.contrast = replace(contrast, **without, tracker=None, matrix=None)
+        ctx.contrast = contrast.but(**WITHOUT_SAVED)  # those are freed after the backward
         ctx.link, ctx.weights = link, weights
         ctx.params, ctx.values = params, values_of(params)
         ctx.wanted = ctx.needs_input_grad[4:]
-        losses, ctx.gradients = evaluate(
-            contrast, link, inputs, params, ctx.wanted, weights if any(ctx.wanted) else None
-        )
+        ctx.gradients = ctx.tile = None
+        asked, tile = any(ctx.wanted), _one_tile(contrast, link, params)
+        if tile is None:
+            losses, ctx.gradients = _by_engine(
+                contrast, link, inputs, params, ctx.wanted, weights if asked else None
+            )
+        else:
+            losses = tile.losses
+            if asked and weights is None:
+                ctx.tile = tile  # for the backward, which brings the weights
+            elif asked and weights is not None:
+                ctx.gradients = tile.gradients(weights)
         if weights is not None:
             losses = losses.sum() * weights if isinstance(weights, float) else (losses * weights).sum()
         return losses.to(result_dtype(*inputs[:4]))
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(INTEGER_FIELDS)
-        integers, inputs = ctx.saved_tensors[:count], list(ctx.saved_tensors[count:])
-        inputs += ctx.params if ctx.link.formula is None else []
-        gradients, ctx.gradients = ctx.gradients, None  # a copy would be one more tensor of each input's size
+        saved, count = ctx.saved_tensors, len(INTEGER_FIELDS)
+        integers, inputs = saved[:count], list(saved[count:])
+        if ctx.params and ctx.link.formula is None:
+            inputs += ctx.params
+        # Not again: a copy would be one more tensor of each input's size, and a tile is consumed.
+        gradients, tile, ctx.gradients, ctx.tile = ctx.gradients, ctx.tile, None, None
         with torch.no_grad():  # with create_graph=True the upstream gradient may have a graph of its own
             if ctx.weights is None or gradients is None:  # computed now, or once more after retain_graph=True
                 check_unchanged(ctx.link, ctx.params, ctx.values)
-                contrast = _restored(ctx.contrast, inputs, integers)
-                grad = upstream if ctx.weights is None else (ctx.weights * upstream).expand(contrast.n)
-                _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
+                if tile is not None:
+                    gradients = tile.gradients(upstream)
+                else:
+                    contrast = _restored(ctx.contrast, inputs, integers)
+                    grad = upstream if ctx.weights is None else (ctx.weights * upstream).expand(contrast.n)
+                    _, gradients = evaluate(contrast, ctx.link, inputs, ctx.params, ctx.wanted, grad)
             else:
                 for gradient, wanted in zip(gradients, ctx.wanted, strict=True):
                     if gradient is not None and wanted:
@@ -103,7 +127,7 @@ class _Blockwise(torch.autograd.Function):
 
 def _restored(contrast: Contrast, inputs: Sequence[Tensor | None], integers: Sequence[Any]) -> Contrast:
     """With what autograd has saved of it."""
-    return replace(contrast, **dict(zip(SAVED_FIELDS, [*inputs[:4], *integers], strict=True)))
+    return contrast.but(**dict(zip(SAVED_FIELDS, [*inputs[:4], *integers], strict=True)))
 
 
 def _reference(ctx: Any, integers: Sequence[Tensor | None]) -> Callable[..., Tensor]:

@@ -28,10 +28,18 @@ class LeftOut:
             shifts += [contrast.shift, contrast.shift - contrast.n]
         offsets = [rows.start - cols.start + shift for shift in shifts]
         diagonals = [k for k in offsets if -len(rows) < k < len(cols)]
-        # Of the whole matrix, a diagonal that leaves at one edge comes back at the other.
-        whole = len(rows) == len(cols) == contrast.n
-        in_each = len({k % contrast.n for k in diagonals}) if whole else None
-        return cls(diagonals, None, in_each) if diagonals else None
+        return cls(diagonals, None) if diagonals else None
+
+    @classmethod
+    def of_all(cls, contrast: Contrast) -> LeftOut | None:
+        """Those of the whole matrix of anchors and keys, and of a queue beside it."""
+        if contrast.ids is not None:
+            return cls.of(contrast, range(contrast.n), range(contrast.n))
+        shifts = [0] if contrast.keys is None else []
+        shifts += [contrast.shift] if contrast.labels is None else []
+        # A diagonal that leaves at one edge comes back at the other.
+        back = [shift - contrast.n for shift in shifts if shift]
+        return cls(shifts + back, None, len(shifts)) if shifts else None
 
     def fill(self, tile: Tensor, value: float) -> Tensor:
         for k in self.diagonals:

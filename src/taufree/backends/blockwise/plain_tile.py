@@ -43,13 +43,14 @@ class PlainTile(PlainSums):
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool, positives_at: int | None = None,
+        learns: bool, positives_at: int | None = None, known: tuple[Tensor, Tensor | float] | None = None,
     ) -> None:  # fmt: skip
+        """``known`` is what :func:`.formulas.base_and_slope` gives, if that has been computed already."""
         self.near, self.same = rise is not None, same
         if rise is not None:
             gap, rise = gap.double(), rise.double()
         scale = float(link.formula_scale())
-        base, self.slope = base_and_slope(link, gap, rise)
+        base, self.slope = known or base_and_slope(link, gap, rise)
         self.steep = self.slope * scale if isinstance(self.slope, float) else scale
         bits = (base * (scale / LN2)) if learns else base.mul_(scale / LN2)
         self.base = base if learns else None  # logit / scale, for the derivative with respect to the scale

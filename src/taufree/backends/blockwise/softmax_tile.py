@@ -109,10 +109,11 @@ class SoftmaxTile:
         """dL/dlogit in one direction."""
         dtype = self.logit.dtype
         if self.weight is not None and self.top is not None and self.top.shape == side.log_z.shape:
-            share = self.weight * (side.grad * (self.top - side.log_z).exp()).to(dtype)
+            share: Tensor = self.weight * (side.grad * (self.top - side.log_z).exp()).to(dtype)
         else:
             logit = self.logit if side.scale is None else self.logit * side.scale.to(dtype)
-            share = _exp(logit - side.log_z.to(dtype)).mul_(side.grad.to(dtype))
+            grad = side.grad.to(dtype) if isinstance(side.grad, Tensor) else side.grad
+            share = _exp(logit - side.log_z.to(dtype)).mul_(grad)
         if self.same is None:
             return share
         return torch.where(self.same, (side.keep * share - side.target).to(share.dtype), share)
