@@ -58,8 +58,8 @@ class LogOdds(Link):
         return f"gain={self.gain}, resolution={self.resolution}"
 
 
-def with_gain(gain: Tensor, resolution: float) -> LogOdds:
-    """LogOdds with its gain in a tensor on the embeddings' device, so that nothing waits for the device."""
+def with_gain(gain: float | Tensor, resolution: float) -> LogOdds:
+    """LogOdds with a gain that may be a tensor on the embeddings' device, so that nothing waits for it."""
     link = LogOdds.__new__(LogOdds)
     # Without nn.Module's initialisation, which takes longer than the logits of a small batch.
     vars(link).update(vars(_PLAIN), gain=gain, resolution=resolution)

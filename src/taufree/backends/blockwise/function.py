@@ -38,7 +38,10 @@ def evaluate(
     contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
     wanted: Sequence[bool], weights: Tensor | float | None,
 ) -> tuple[Tensor, list[Tensor | None]]:  # fmt: skip
-    """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None."""
+    """The losses [N], and the inputs' gradients of sum(weights * losses) unless ``weights`` is None.
+
+    To be called without a graph.
+    """
     tile = _one_tile(contrast, link, params)
     if tile is not None:
         return tile.losses, [] if weights is None else tile.gradients(weights)
@@ -113,7 +116,9 @@ class _Blockwise(torch.autograd.Function):
             else:
                 for gradient, wanted in zip(gradients, ctx.wanted, strict=True):
                     if gradient is not None and wanted:
-                        gradient.mul_(upstream.to(gradient.device))  # a link's parameter may be on another
+                        # A link's parameter may be on another device.
+                        alike = gradient.device == upstream.device
+                        gradient.mul_(upstream if alike else upstream.to(gradient.device))
             cast = [
                 g.to(x.dtype) if wanted and g is not None else None
                 for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)

@@ -133,9 +133,12 @@ def measurable(contrast: Contrast) -> bool:
 
 
 def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
-    """The matrix, as exact as a link of this formula needs it; None for rows that are left to the engine."""
+    """The matrix, as exact as a link of this formula needs it; None for rows that are left to the engine.
+
+    To be called without a graph, as all that is here.
+    """
     n, views, in_float64 = contrast.n, contrast.keys is None, _in_float64(contrast, link)
-    given = [x.detach() for x in contrast.inputs[:3] if x is not None]
+    given = [x for x in contrast.inputs[:3] if x is not None]
     dtype, wide = result_dtype(*given), wide_dtype(given[0].device)
     exact = (given[0] if len(given) == 1 else torch.cat(given)).to(wide, copy=True)
     length = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
@@ -148,9 +151,8 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
         unit, inverse = unit.to(dtype), inverse.to(dtype)
 
     anchors = candidates = unit
-    if not views or len(unit) > n:
-        first = 0 if views else n if contrast.in_batch else 2 * n
-        anchors, candidates = unit[:n], unit[first:]
+    if not views:
+        anchors, candidates = unit[:n], unit[n if contrast.in_batch else 2 * n :]
     offset = offset_of(link)
     gap = torch.addmm(unit.new_full((1,), 1 + offset), anchors, candidates.T, alpha=-1)
     left_out = LeftOut.of_all(contrast) if contrast.in_batch else None
@@ -219,13 +221,14 @@ class OneTile:
         link learns; only once, since it consumes the tile."""
         if isinstance(weights, Tensor):
             weights = weights.to(self.wide)
-        with torch.no_grad(), full_precision(self.contrast.anchors.device):
+        with full_precision(self.contrast.anchors.device):
             slopes, found, pull = self._slopes(weights)
             out = self._by_row(slopes, pull).to(result_dtype(*self.contrast.inputs))
         rows, first = [], 0
         for x in self.contrast.inputs:
-            rows.append(None if x is None else out[first : first + len(x)])
-            first += 0 if x is None else len(x)
+            last = first if x is None else first + x.shape[0]
+            rows.append(None if x is None else out[first:last])
+            first = last
         return [*rows, *found]
 
     def _slopes(self, weights: Tensor | float) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
@@ -242,20 +245,20 @@ class OneTile:
         ]
         slopes, found = self.tile.coefficients(sides, self.params)
         missed = torch.ones_like(self.log_z) if self.missed is None else self.missed
-        missed = missed.mul_(grad)
-        missed = missed.sum(0) if both else missed
+        outer = missed.mul_(-grad)  # dL/dlogit of the pairs
+        outer = outer.sum(0) if both else outer
         pairs = contrast.shift if views else contrast.n
-        missed = missed[:pairs] + missed[pairs:] if views else missed  # minus dL/dlogit of the pairs
+        outer = outer[:pairs] + outer[pairs:] if views else outer
+        pull: Tensor | None = None
+        more: Sequence[Tensor | None] = ()
         if matrix.positive is None:
             assert self.tile.positives is not None
-            more: Sequence[Tensor | None] = [
-                -torch.dot(missed, self.logit) / p for p in self.params
-            ]  # the scale alone
-            slopes.diagonal(contrast.shift).copy_(missed.mul_(self.tile.positives[1]).neg_())
-            pull = None
+            more = [torch.dot(outer, self.logit) / p for p in self.params]  # the scale alone
+            slopes.diagonal(contrast.shift).copy_(outer.mul_(self.tile.positives[1]))
         else:
-            more = link_gradient(self.link, matrix.positive, -missed, self.params) if self.params else ()
-            pull = missed.mul_(self.link.slope(*matrix.positive)).neg_()[:, None]
+            if self.params:
+                more = link_gradient(self.link, matrix.positive, outer, self.params)
+            pull = outer.mul_(self.link.slope(*matrix.positive))[:, None]
         return slopes, [_sum(parts) for parts in zip(found, more, strict=True)], pull
 
     def _by_row(self, slopes: Tensor, pull: Tensor | None) -> Tensor:
@@ -267,7 +270,7 @@ class OneTile:
             torch.mm(slopes.T, unit, out=out).addmm_(slopes, unit)
         else:
             torch.mm(slopes, matrix.candidates, out=out[:n])
-            torch.mm(slopes.T, matrix.anchors, out=out[-len(matrix.candidates) :])
+            torch.mm(slopes.T, matrix.anchors, out=out[-slopes.shape[1] :])
             if not contrast.in_batch:  # the keys are positives alone
                 out[n : 2 * n] = 0
         if pull is not None and matrix.positive is not None:
@@ -285,7 +288,7 @@ class OneTile:
 
 def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
     """None where the engine must be asked."""
-    with torch.no_grad(), full_precision(contrast.anchors.device):
+    with full_precision(contrast.anchors.device):
         matrix = contrast.matrix or matrix_of(contrast, link)
         return None if matrix is None else OneTile(contrast, link, params, matrix)
 

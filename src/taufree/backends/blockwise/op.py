@@ -90,6 +90,7 @@ def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | N
     return contrast, from_formula(Formula(kind, delta), copied), inputs, [copied]
 
 
+@torch.no_grad()
 def _losses(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The losses [N], and what :class:`taufree.stats.Tracker` holds; empty unless it is wanted."""
     contrast, link, inputs, _ = _call_of(arguments)
@@ -98,6 +99,7 @@ def _losses(*arguments: Any) -> tuple[Tensor, Tensor]:
     return losses.to(result_dtype(*inputs)), losses.new_empty(0) if sums is None else sums
 
 
+@torch.no_grad()
 def _gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
     """Of anchors, keys, queue, own negatives and scale; those that are not wanted are empty.
 
