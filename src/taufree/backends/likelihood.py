@@ -201,7 +201,8 @@ class AnchorSample:
         for part in parts_of(len(rows), len(self.index), MAX_NUMBERS):
             v, square = self._around_origin(self._unit(rows[part]))
             with no_autocast(v.device):
-                gap = ((self.square[:, None] + square) / 2 - self.u @ v.T).clamp(0, 2)
+                squares = (self.square / 2)[:, None] + square / 2
+                gap = squares.addmm_(self.u, v.T, alpha=-1).clamp_(0, 2)
             masks, same = [], None
             if own:
                 place = torch.arange(part.start, part.stop, device=rows.device)
@@ -213,7 +214,7 @@ class AnchorSample:
                 same = self.groups[:, None] == groups[part]
                 if contrast.labels is None:  # equal ids are left out
                     masks, same = [*masks, same], None
-            left_out = torch.stack(masks).any(0) if masks else None
+            left_out = masks[0] if len(masks) == 1 else torch.stack(masks).any(0) if masks else None
             self.totals.add(self.link.logit(1 - gap, gap, 2 - gap), left_out, same)
 
     def _row_by_row(self, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
+from taufree.links.log_odds import log_odds
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 MAX_PAIRS = 2**18  # of a matrix that a link measures
@@ -84,7 +85,7 @@ class Matrix:
         exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``gap``.
         anchors, candidates: those of ``unit`` that the rows and the columns of ``gap`` are.
         inverse: [rows, 1], what made them unit rows.
-        logits: logit / scale of all pairs and its slope, if a link has measured them.
+        logits: logit / scale of all pairs, if a link has measured them.
     """
 
     gap: Tensor
@@ -95,7 +96,7 @@ class Matrix:
     anchors: Tensor
     candidates: Tensor
     inverse: Tensor
-    logits: tuple[Tensor, Tensor | float] | None = None
+    logits: Tensor | None = None
 
     def cosines(self, link: Link) -> Tensor:
         """[N, M], whatever they are of the pairs left out."""
@@ -103,11 +104,12 @@ class Matrix:
 
     def unscaled_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
         """Logits divided by the link's scale: of all pairs [N, M], 0 for an anchor with itself, and of the
-        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for.
+        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for,
+        one of the log-odds.
         """
         n, shift, views = contrast.n, contrast.shift, contrast.keys is None
         if self.logits is None:
-            base, slope = base_and_slope(link, self.gap.clone(), None)
+            base = log_odds(self.gap, offset_of(link))
             if self.positive is not None:
                 _, gap, rise = self.positive
                 exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
@@ -116,10 +118,9 @@ class Matrix:
                     base.diagonal(shift - n).copy_(exact)
             if views:
                 base.diagonal().zero_()
-            self.logits = base, slope
-        base = self.logits[0]
-        positive = base.diagonal(shift)
-        return base, positive.repeat(2) if views else positive
+            self.logits = base
+        positive = self.logits.diagonal(shift)
+        return self.logits, positive.repeat(2) if views else positive
 
 
 def measurable(contrast: Contrast) -> bool:

@@ -12,6 +12,7 @@ from taufree.backends.blockwise.directions import Side, added
 from taufree.backends.blockwise.formulas import base_and_slope
 from taufree.backends.blockwise.left_out import LeftOut
 from taufree.links import Link
+from taufree.links.log_odds import log_odds
 
 LN2 = math.log(2)
 MAX_LOG_Z = 80.0  # whose exp(-log_z) is in float32's range; beyond, coefficients are products in float64
@@ -38,34 +39,50 @@ class PlainSums:
 
 
 class PlainTile(PlainSums):
-    """A link with a formula, by its weights exp(logit), which are in range, see :func:`tile_kind`; those of
-    pairs that are near in float64."""
+    """A link with a formula, by its weights exp(logit), in range by :func:`.tiles.tile_kind`; those
+    of pairs that are near in float64.
+
+    The derivative of the log-odds by c is 1/(2(1+delta) q(1-q)) with q = (1+delta-c)/(2(1+delta)), by which
+    torch multiplies in one pass: that of the backward of torch.logit. So q is kept in place of a slope.
+    """
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool, positives_at: int | None = None, known: tuple[Tensor, Tensor | float] | None = None,
+        learns: bool, positives_at: int | None = None, known: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """``known`` is what :func:`.formulas.base_and_slope` gives, if that has been computed already."""
+        """``known`` are the log-odds at gain 1, if they have been computed already."""
+        formula, scale = link.formula, float(link.formula_scale())
+        assert formula is not None
         self.near, self.same = rise is not None, same
-        if rise is not None:
-            gap, rise = gap.double(), rise.double()
-        scale = float(link.formula_scale())
-        base, self.slope = known or base_and_slope(link, gap, rise)
-        self.steep = self.slope * scale if isinstance(self.slope, float) else scale
+        self.q: Tensor | None = None
+        self.slope: Tensor | float = 1.0  # but for what q says
+        if rise is None and formula.kind == "log-odds":
+            twice = 2 * (1 + formula.resolution)
+            base = log_odds(gap, formula.resolution) if known is None else known
+            self.q, self.steep = gap.mul_(1 / twice), scale / twice
+        else:
+            gap, rise = (gap, None) if rise is None else (gap.double(), rise.double())
+            (base, self.slope), self.steep = base_and_slope(link, gap, rise), scale
         bits = (base * (scale / LN2)) if learns else base.mul_(scale / LN2)
         self.base = base if learns else None  # logit / scale, for the derivative with respect to the scale
         self.positives: tuple[Tensor, Tensor | float] | None = None
         if positives_at is not None:
-            slope = self.slope if isinstance(self.slope, float) else self.slope.diagonal(positives_at)
-            self.positives = bits.diagonal(positives_at) * LN2, slope * scale
+            self.positives = bits.diagonal(positives_at) * LN2, self._slope_at(positives_at)
         self.weight = bits.exp2_()
         if left_out is not None:
             left_out.fill(self.weight, 0)
 
+    def _slope_at(self, diagonal: int) -> Tensor | float:
+        """The derivative of the logits of a diagonal."""
+        if self.q is not None:
+            q = self.q.diagonal(diagonal)
+            return (q - q * q).reciprocal_().mul_(self.steep)
+        return (self.slope.diagonal(diagonal) if isinstance(self.slope, Tensor) else 1.0) * self.steep
+
     @property
     def nbytes(self) -> int:
-        slope = 0 if isinstance(self.slope, float) else self.slope.nbytes
-        return self.weight.nbytes + slope + (0 if self.base is None else self.base.nbytes)
+        held = (self.weight, self.q, self.slope, self.base)
+        return sum(x.nbytes for x in held if isinstance(x, Tensor))
 
     def add(
         self, total: Tensor, dim: int, among: Tensor | None = None, scale: Tensor | None = None
@@ -86,7 +103,9 @@ class PlainTile(PlainSums):
         learned: Sequence[Tensor | None] = ()
         if params and self.base is not None:
             learned = [torch.linalg.vecdot(outer, self.base).sum() / self.steep]
-        return outer if isinstance(self.slope, float) else outer.mul_(self.slope), learned
+        if self.q is not None:
+            return torch.ops.aten.logit_backward.grad_input(outer, self.q, None, grad_input=outer), learned
+        return outer.mul_(self.slope) if isinstance(self.slope, Tensor) else outer, learned
 
     def _outer(self, sides: Sequence[Side]) -> Tensor:
         """dL/dlogit times ``steep``."""
