@@ -40,9 +40,7 @@ def where(condition: Scalar, x: Scalar, other: Scalar) -> Scalar:
 
 def divide(x: Scalar, by: Scalar) -> Scalar:
     """With the infinities and NaN of floating-point arithmetic; ``by`` is not negative."""
-    if isinstance(by, Tensor) or by:
-        return x / by
-    return math.copysign(math.inf, x) if x else math.nan
+    return x / by if isinstance(by, Tensor) or by else x * math.inf
 
 
 def exp(x: Scalar) -> Scalar:

@@ -36,7 +36,7 @@ FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more di
 
 
 def fits(contrast: Contrast, link: Link, pairs: int) -> bool:
-    """Whether it is a matrix of at most so many pairs, of a kind that :func:`run` has.
+    """Whether it is a matrix of at most so many pairs, of a kind that :class:`OneTile` has.
 
     Some rows it still leaves to the engine.
     """
