@@ -120,6 +120,13 @@ class Contrast:
         count += 0 if self.queue is None else self.queue.shape[0]
         return count + (0 if self.own_negatives is None else self.own_negatives.shape[1])
 
+    def but(self, **fields: Any) -> Contrast:
+        """As dataclasses.replace, which takes a tenth of the time of a small loss; not for compiled code."""
+        made = object.__new__(Contrast)
+        vars(made).update(vars(self))
+        vars(made).update(fields)
+        return made
+
     def out_of_inference(self) -> Contrast:
         """The same with copies of what was made in inference mode, which no backward can keep."""
         made_there: dict[str, Any] = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -46,18 +45,23 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
-@contextmanager
-def transforms_named(backend: str) -> Iterator[None]:
+class transforms_named:  # noqa: N801
     """Within, what torch.func and forward mode cannot do raises :class:`NotTransformableError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "functorch" not in str(error) and "forward mode AD" not in str(error):
-            raise
-        raise NotTransformableError(
-            f"The {backend} backend cannot be transformed by torch.func, nor differentiated in forward mode; "
-            'use backend="reference".'
-        ) from error
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if not isinstance(error, RuntimeError):
+            return
+        if "functorch" in str(error) or "forward mode AD" in str(error):
+            raise NotTransformableError(
+                f"The {self.backend} backend cannot be transformed by torch.func, nor differentiated in "
+                'forward mode; use backend="reference".'
+            ) from error
 
 
 class ByReference(torch.autograd.Function):

@@ -31,31 +31,29 @@ def summary(sums: Tensor) -> Likelihood:
     return Likelihood(gradient / count, variance / count)
 
 
-def of_matrix(contrast: Contrast, link: Link, gap: Tensor, positive: Tensor) -> Likelihood:
+def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positive: Tensor) -> Likelihood:
     """What :class:`AnchorSample` gives for a plain contrast whose pairs are known, in a third of the calls.
 
-    ``gap`` [N, M] is 1 - c of all candidates, that of the positives not needed, and ``positive`` [N] theirs.
+    ``logits`` [N, M] are those of all candidates divided by ``scale``, 0 for an anchor with itself, and
+    ``positive`` [N] those of the positives.
     """
     n, views = contrast.n, contrast.keys is None
-    if n > MAX_ANCHORS:
-        index = _sample(n, gap.device)
-        gap, positive = gap[index], positive[index]
-    else:
-        index = torch.arange(n, device=gap.device)
-    logits, target = (link.logit(1 - x, x, 2 - x) for x in (gap, positive))
-    logits.scatter_(1, ((index + contrast.shift) % n)[:, None], target[:, None])
-    if views:  # the anchor itself does not count
-        logits.scatter_(1, index[:, None], -torch.inf)
-    share = logits.softmax(1)
-    if views:
-        logits.scatter_(1, index[:, None], 0)
-    negatives, smoothing = logits.shape[1] - (2 if views else 1), 1 / (n + 2)
-    weighted = share * logits
+    index = _sample(n, logits.device) if n > MAX_ANCHORS else None
+    if index is not None:
+        logits, positive = logits[index], positive[index]
+    scaled = logits * scale
+    if views and index is None:
+        scaled.diagonal().fill_(-torch.inf)
+    elif views and index is not None:
+        scaled.scatter_(1, index[:, None], -torch.inf)
+    weighted = scaled.softmax(1).mul_(logits)
     mean = weighted.sum(1)
-    variance = (torch.linalg.vecdot(weighted, logits) - mean.square()).clamp_(min=0)
-    other = (logits.sum(1) - target) / negatives
-    gradient = mean - torch.lerp(target, other, smoothing)
-    return Likelihood(gradient.mean(dtype=torch.float64), variance.mean(dtype=torch.float64))
+    variance = torch.linalg.vecdot(weighted, logits).sub_(mean.square()).clamp_(min=0)
+    negatives, smoothing = logits.shape[1] - (2 if views else 1), 1 / (n + 2)
+    other = (logits.sum(1) - positive) / negatives
+    gradient = mean - torch.lerp(positive, other, smoothing)
+    wide = wide_dtype(logits.device)
+    return Likelihood(gradient.mean(dtype=wide) * scale, variance.mean(dtype=wide) * scale**2)
 
 
 def _sample(n: int, device: torch.device) -> Tensor:
@@ -203,7 +201,8 @@ class AnchorSample:
         for part in parts_of(len(rows), len(self.index), MAX_NUMBERS):
             v, square = self._around_origin(self._unit(rows[part]))
             with no_autocast(v.device):
-                gap = ((self.square[:, None] + square) / 2 - self.u @ v.T).clamp(0, 2)
+                squares = (self.square / 2)[:, None] + square / 2
+                gap = squares.addmm_(self.u, v.T, alpha=-1).clamp_(0, 2)
             masks, same = [], None
             if own:
                 place = torch.arange(part.start, part.stop, device=rows.device)
@@ -215,7 +214,7 @@ class AnchorSample:
                 same = self.groups[:, None] == groups[part]
                 if contrast.labels is None:  # equal ids are left out
                     masks, same = [*masks, same], None
-            left_out = torch.stack(masks).any(0) if masks else None
+            left_out = masks[0] if len(masks) == 1 else torch.stack(masks).any(0) if masks else None
             self.totals.add(self.link.logit(1 - gap, gap, 2 - gap), left_out, same)
 
     def _row_by_row(self, x: Tensor) -> Tensor:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from taufree.backends import cosines, likelihood, moments
 from taufree.backends.blockwise import one_tile
-from taufree.backends.blockwise.tiles import offset_of
 from taufree.backends.numerics import full_precision
 from taufree.contrast import Contrast
 from taufree.links import Cosines, Likelihood, Link
@@ -24,7 +21,7 @@ class ContrastMeasure:
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             if (matrix := self._matrix()) is not None:
-                return moments.of_matrix(self.contrast, *matrix)
+                return moments.of_matrix(self.contrast, matrix.cosines(self.link))
             return moments.measure(self.contrast)
 
     @torch.no_grad()
@@ -35,19 +32,23 @@ class ContrastMeasure:
 
     def likelihood(self, link: Link) -> Likelihood:
         with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
-            if (matrix := self._matrix()) is not None:
-                return likelihood.of_matrix(self.contrast, link, *matrix)
+            # Another formula than that of the link that measures needs another matrix.
+            formula = link.formula if link.formula == self.link.formula else None
+            if formula is not None and formula.kind == "log-odds" and (matrix := self._matrix()) is not None:
+                logits = matrix.unscaled_logits(self.contrast, link)
+                return likelihood.of_matrix(self.contrast, link.formula_scale(), *logits)
             sample = likelihood.AnchorSample(self.contrast, link)
             sample.add_own()
             return likelihood.summary(sample.sums(self.contrast.n))
 
-    def _matrix(self) -> tuple[Tensor, Tensor] | None:
-        """1 - c of a small batch: of all pairs, and of the positives. The contrast keeps it for the loss."""
+    def _matrix(self) -> one_tile.Matrix | None:
+        """All pairs of a small batch. The contrast keeps them for the loss."""
         contrast = self.contrast
         if contrast.matrix is None and one_tile.measurable(contrast):
             with full_precision(contrast.anchors.device):
-                self.contrast = contrast = replace(contrast, matrix=one_tile.matrix_of(contrast, self.link))
-        return None if contrast.matrix is None else contrast.matrix.gaps(contrast, offset_of(self.link))
+                self.contrast = contrast = contrast.but(matrix=one_tile.matrix_of(contrast, self.link))
+        matrix: one_tile.Matrix | None = contrast.matrix
+        return matrix
 
 
 class MaskMeasure:

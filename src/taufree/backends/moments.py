@@ -34,19 +34,16 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
     return summary(squares.sums(), contrast.anchors.shape[1])
 
 
-def of_matrix(contrast: Contrast, gap: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for a plain contrast, whose 1 - c [N, M] and that of the positives [N] are known."""
-    cosine, views = 1 - gap, contrast.keys is None
+def of_matrix(contrast: Contrast, cosine: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a plain contrast of several anchors, whose cosines [N, M] are known; overwrites these."""
+    n, views = contrast.n, contrast.keys is None
     cosine.diagonal(contrast.shift).zero_()
     if views:
-        cosine.diagonal(0).zero_()
-        cosine.diagonal(contrast.shift - contrast.n).zero_()
+        cosine.diagonal().zero_()
+        cosine.diagonal(contrast.shift - n).zero_()
     negatives = cosine.shape[1] - (2 if views else 1)
-    means = torch.linalg.vecdot(cosine, cosine).double() / negatives
-    return summary(
-        torch.stack([means.new_full((), len(means)), means.sum(), means.square().sum()]),
-        contrast.anchors.shape[1],
-    )
+    variance, mean = torch.var_mean(torch.linalg.vecdot(cosine, cosine).double() / negatives, correction=0)
+    return mean.clamp(min=1 / contrast.anchors.shape[1]), variance.mul_(4 / n).sqrt_()
 
 
 def sums(total: Tensor, count: Tensor) -> Tensor:

@@ -213,7 +213,7 @@ def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:
     DistributedDataParallel waits for a gradient of every parameter. Adding ``0 * unused`` would turn an
     infinite scale into NaN; torch.where ignores the values that it does not choose.
     """
-    if not isinstance(unused, Tensor):
+    if not isinstance(unused, Tensor) or not unused.requires_grad:
         return loss
     yes = torch.ones((), dtype=torch.bool, device=loss.device)
-    return torch.where(yes, loss, unused.sum().to(loss))
+    return torch.where(yes, loss, (unused.sum() if unused.dim() else unused).to(loss))

@@ -58,32 +58,46 @@ class InfoNCE(Linked, original.InfoNCE):
     ) -> Tensor:
         """The mean loss of anchors [N, D] against samples [M, D], by masks [N, M]."""
         check_rows(anchor=anchor, sample=sample)
-        n, m = len(anchor), len(sample)
-        if n == m <= SMALL_BATCH and _one_each(pos_mask, neg_mask, n):
-            return info_nce(anchor, sample, link=self.link, backend=self.backend)
-        link, positives = self.link, _as_booleans("pos_mask", pos_mask, n, m)
-        candidates = positives | _as_booleans("neg_mask", neg_mask, n, m)
+        n, m, link = anchor.shape[0], sample.shape[0], self.link
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
-        if intraview and not isinstance(link, Temperature | LearnableTemperature):
+        with_itself = isinstance(link, Temperature | LearnableTemperature)
+        if (m == n or intraview) and m <= SMALL_BATCH and _one_each(pos_mask, neg_mask, n, m):
+            if intraview and not with_itself:
+                return self._of_views(anchor, sample[:n])
+            return self._of_all(anchor, sample)
+        positives = _as_booleans("pos_mask", pos_mask, n, m)
+        candidates = positives | _as_booleans("neg_mask", neg_mask, n, m)
+        if intraview and not with_itself:
             for mask in (positives, candidates):
                 mask[:, n:].diagonal().fill_(False)
         paired = positives[:, :n].diagonal().all() and positives.sum() == n
-        if paired and m == n and candidates.all():
-            return info_nce(anchor, sample, link=link, backend=self.backend)
+        if paired and (m == n or intraview) and candidates.all():
+            return self._of_all(anchor, sample)
         alone = intraview and not candidates[:, n:].diagonal().any()
         if paired and alone and candidates.sum() == n * (m - 1):
-            losses = nt_xent(anchor, sample[:n], link=link, reduction="none", backend=self.backend)
-            return losses[:n].mean()
+            return self._of_views(anchor, sample[:n])
         self._check_dense("these masks")
         return masked_losses(anchor, sample, positives, candidates, link).mean()
 
+    def _of_all(self, anchor: Tensor, sample: Tensor) -> Tensor:
+        """The loss where all samples count, those beyond the positives as negatives of every anchor."""
+        n = anchor.shape[0]
+        more = sample[n:] if sample.shape[0] > n else None
+        return info_nce(anchor, sample[:n], more, in_batch=True, link=self.link, backend=self.backend)
 
-def _one_each(pos_mask: Tensor, neg_mask: Tensor, n: int) -> bool:
-    """Whether these are the usual masks [n, n], which few calls can tell: sample i is the positive of anchor
+    def _of_views(self, anchor: Tensor, other: Tensor) -> Tensor:
+        """The loss of the anchors of one view alone."""
+        return nt_xent(anchor, other, link=self.link, reduction="none", backend=self.backend)[
+            : len(anchor)
+        ].mean()
+
+
+def _one_each(pos_mask: Tensor, neg_mask: Tensor, n: int, m: int) -> bool:
+    """Whether these are the usual masks [n, m], which few calls can tell: sample i is the positive of anchor
     i, and every other one a negative."""
     if not isinstance(pos_mask, Tensor) or not isinstance(neg_mask, Tensor):
         return False
-    eye = torch.eye(n, dtype=pos_mask.dtype, device=pos_mask.device)
+    eye = torch.eye(n, m, dtype=pos_mask.dtype, device=pos_mask.device)
     return torch.equal(pos_mask, eye) and torch.equal(neg_mask, (1 - eye.float()).to(neg_mask.dtype))
 
 

@@ -33,6 +33,7 @@ with needs("taufree[metric-learning]", "pytorch_metric_learning"):
 
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
 MAX_NUMBERS = 2**22  # of positive pairs' rows in memory at a time
+MAX_KEPT_NUMBERS = 2**18  # of those that are kept for the backward
 
 
 class Labelled:
@@ -323,7 +324,7 @@ class SupConLoss(_Free, original.SupConLoss):
         own candidate. With several positives no loss is near 0."""
         with torch.no_grad():
             unit = (normalize(z.to(losses.dtype)) for z in (a, b))
-            cosines = torch.linalg.vecdot(*unit)
+            cosines: Tensor = torch.linalg.vecdot(*unit)
             return (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
 
 
@@ -333,8 +334,9 @@ def _too_few(positives: int, negatives: int) -> bool:
 
 
 def _checkpointed(link: Link, rows: Tensor, keys: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The logits of some pairs; their rows are gathered again for the backward instead of kept."""
-    if not torch.is_grad_enabled():
+    """The logits of some pairs; if they are many, their rows are gathered again for the backward instead of
+    kept, which takes longer than the whole loss of a small batch."""
+    if not torch.is_grad_enabled() or i.numel() * rows.shape[1] <= MAX_KEPT_NUMBERS:
         return paired_logits(rows[i], keys[j], link)
     found: Tensor = checkpoint(lambda x, y: paired_logits(x[i], y[j], link), rows, keys, use_reentrant=False)
     return found

@@ -58,8 +58,16 @@ class LogOdds(Link):
         return f"gain={self.gain}, resolution={self.resolution}"
 
 
-def with_gain(gain: Tensor, resolution: float) -> LogOdds:
-    """LogOdds with its gain in a tensor on the embeddings' device, so that nothing waits for the device."""
+def log_odds(gap: Tensor, resolution: float) -> Tensor:
+    """At gain 1, of pairs that are not opposite, given 1 - c + resolution, which is left as it is.
+
+    By log1p, which on a CPU takes two thirds of the time of log.
+    """
+    return gap.reciprocal().mul_(2 * (1 + resolution)).sub_(2).log1p_()
+
+
+def with_gain(gain: float | Tensor, resolution: float) -> LogOdds:
+    """LogOdds with a gain that may be a tensor on the embeddings' device, so that nothing waits for it."""
     link = LogOdds.__new__(LogOdds)
     # Without nn.Module's initialisation, which takes longer than the logits of a small batch.
     vars(link).update(vars(_PLAIN), gain=gain, resolution=resolution)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from taufree.dtypes import wide_dtype
+from taufree.links import scalars
 from taufree.links.base import Formula, Link, Measure, check_number
 from taufree.links.log_odds import LogOdds, with_gain
 
@@ -24,7 +25,7 @@ class _MeasuredLogOdds(Link):
     @property
     def gain(self) -> float:
         """The gain the link has now."""
-        return self.formula_scale().item()
+        return float(self.formula_scale())
 
     @property
     def measures(self) -> bool:
@@ -65,7 +66,7 @@ class _MeasuredLogOdds(Link):
     def formula(self) -> Formula:
         return Formula("log-odds", self.resolution)
 
-    def formula_scale(self) -> Tensor:
+    def formula_scale(self) -> float | Tensor:
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -117,19 +118,22 @@ class CalibratedLogOdds(_MeasuredLogOdds):
         return 1 / self.moment.item()
 
     def _measure(self, measure: Measure) -> None:
-        mean, error = measure.squared_cosine()
-        if self.moment.device != mean.device:
-            self.moment = self.moment.to(mean.device)
+        found = measure.squared_cosine()
+        if self.moment.device != found[0].device:
+            self.moment = self.moment.to(found[0].device)
+        mean, error, moment = scalars.numbers(*found, self.moment)
         low, high = mean - error, mean + error
-        held = self.moment.clamp(low, high)
-        self.moment.copy_(held.where(high < torch.inf, self.moment))  # unless the batch has NaN
+        held = scalars.clamp(moment, low, high)
+        scalars.keep(self.moment, scalars.where(high < math.inf, held, moment))  # unless the batch has NaN
 
     @torch.no_grad()
-    def formula_scale(self) -> Tensor:
+    def formula_scale(self) -> float | Tensor:
         """2 Gamma(nu/2) / (sqrt(pi) Gamma((nu-1)/2)) with nu = 1/moment, and exactly 1 for nu <= 3."""
-        nu = self.moment.to(wide_dtype(self.moment.device)).reciprocal().clamp(min=3)
-        gain = 2 / math.sqrt(math.pi) * (torch.lgamma(nu / 2) - torch.lgamma((nu - 1) / 2)).exp()
-        return torch.where(nu > 3, gain, 1.0)
+        (moment,) = scalars.numbers(self.moment.to(wide_dtype(self.moment.device)))
+        nu = scalars.clamp(scalars.divide(1.0, moment), 3.0, math.inf)
+        gain = scalars.exp(scalars.lgamma(nu / 2) - scalars.lgamma((nu - 1) / 2)) * 2 / math.sqrt(math.pi)
+        found: float | Tensor = scalars.where(nu > 3, gain, 1.0)
+        return found
 
     def extra_repr(self) -> str:
         return f"dimension={self.dimension:.3g}, {super().extra_repr()}"
@@ -202,23 +206,26 @@ class FittedLogOdds(_MeasuredLogOdds):
         return known and not torch.compiler.is_compiling() and not self.curvature.item()
 
     def _step(self, measure: Measure) -> None:
-        gradient, variance = measure.likelihood(self._current())
-        if self.log_gain.device != gradient.device:
-            self.log_gain, self.curvature = (
-                self.log_gain.to(gradient.device),
-                self.curvature.to(gradient.device),
-            )
+        found = measure.likelihood(self._current())
+        device = found.gradient.device
+        if self.log_gain.device != device:
+            self.log_gain, self.curvature = self.log_gain.to(device), self.curvature.to(device)
+        gradient, variance, log_gain, curvature = scalars.numbers(*found, self.log_gain, self.curvature)
         # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
         # the minimum: there the gradient counts twice, and else not at all.
-        curvature = self.curvature + variance + 2 * gradient.clamp(min=0)
-        step = (gradient / curvature).clamp(-math.log(2), math.log(2))  # at most a factor of two
-        untold = step.isnan()  # the batch has NaN, or nothing to compare
+        curvature_now = curvature + variance + 2 * scalars.clamp(gradient, 0.0, math.inf)
+        step = scalars.divide(gradient, curvature_now)
+        step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
+        untold = step != step  # NaN: the batch has NaN, or nothing to compare
         # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
-        gain = self.formula_scale().to(gradient.device)
+        gain = self.formula_scale()
         largest = gain * math.log(2 / max(self.resolution, 1e-7))
-        untold = untold | ((gradient.abs() <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
-        self.log_gain.copy_(torch.where(untold, self.log_gain, (self.log_gain - step).clamp(min=0)))
-        self.curvature.copy_(torch.where(untold, self.curvature, curvature))
+        untold = untold | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
+        moved = scalars.clamp(log_gain - step, 0.0, math.inf)
+        scalars.keep(self.log_gain, scalars.where(untold, log_gain, moved))
+        scalars.keep(self.curvature, scalars.where(untold, curvature, curvature_now))
 
-    def formula_scale(self) -> Tensor:
-        return self.log_gain.detach().to(wide_dtype(self.log_gain.device)).exp()
+    def formula_scale(self) -> float | Tensor:
+        log_gain = self.log_gain.detach()
+        found: float | Tensor = scalars.exp(*scalars.numbers(log_gain.to(wide_dtype(log_gain.device))))
+        return found

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from taufree.dtypes import wide_dtype
 from taufree.links.base import Formula, Link, Measure, by_row, check_number
+from taufree.links.scalars import known
 
 
 class Temperature(Link):
@@ -34,7 +35,7 @@ class Temperature(Link):
                     "tau must be a positive number, or a floating-point tensor of one or of one for each "
                     f"anchor, got a tensor of shape {list(tau.shape)} and dtype {tau.dtype}."
                 )
-            if _known(tau) and not (tau > 0).all():
+            if known(tau) and not (tau > 0).all():
                 raise ValueError(f"tau must be a positive number, got a tensor of {tau.min().item()}.")
             self.tau = tau
         else:
@@ -70,11 +71,6 @@ class Temperature(Link):
         if isinstance(self.tau, Tensor):
             return "tau per anchor" if self.per_anchor else f"tau={self.tau.item()}"
         return f"tau={self.tau}"
-
-
-def _known(x: Tensor) -> bool:
-    """Whether the value can be read at once: not on a GPU, in compiled code, or in a transform."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and type(x.data) is Tensor
 
 
 class Scaled(Link):

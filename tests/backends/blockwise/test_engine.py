@@ -6,8 +6,19 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from taufree import InfoNCE, LearnableTemperature, Link, LogOdds, Temperature, info_nce, nt_xent, sup_con
+from taufree import (
+    FittedLogOdds,
+    InfoNCE,
+    LearnableTemperature,
+    Link,
+    LogOdds,
+    Temperature,
+    info_nce,
+    nt_xent,
+    sup_con,
+)
 from taufree.backends.blockwise import engine as blockwise
+from taufree.backends.blockwise import one_tile
 from taufree.backends.blockwise.tiles import keep_freed_memory
 from tests.support.largest import Largest
 
@@ -281,6 +292,17 @@ def test_a_loss_that_is_kept_does_not_keep_the_embeddings(reduction):
     del embeddings
     assert loss.grad_fn is not None
     assert alive() is None
+
+
+def test_a_small_batch_is_computed_once(monkeypatch):
+    """The backward of "none" uses the pairs of the forward, and the loss those that a link has measured."""
+    seen, original = [], one_tile.matrix_of
+    monkeypatch.setattr(one_tile, "matrix_of", lambda *args: (seen.append(1), original(*args))[1])
+    a, b = rows(5).requires_grad_(), rows(5, seed=1)
+    for link in (LogOdds(), FittedLogOdds()):
+        seen.clear()
+        info_nce(a, b, link=link, reduction="none", backend="blockwise").sum().backward()
+        assert len(seen) == 1
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

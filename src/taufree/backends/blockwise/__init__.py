@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends.blockwise import engine
+from taufree.backends.blockwise import function
 from taufree.contrast import Contrast
 from taufree.links import Link
 
@@ -20,4 +20,4 @@ def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tens
         from taufree.backends.blockwise import op  # only here: its operators are not needed otherwise
 
         return op.loss(contrast, link, weights)
-    return engine.loss(contrast, link, weights)
+    return function.loss(contrast, link, weights)

@@ -17,19 +17,17 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from taufree.backends.autograd import transformed
-from taufree.backends.blockwise.tiles import (
-    Direction,
-    LeftOut,
-    Side,
-    link_gradient,
-    near,
-    offset_of,
-    tile_kind,
-)
-from taufree.backends.numerics import shortest
+from taufree.backends.blockwise.directions import Side, close
+from taufree.backends.blockwise.formulas import base_and_slope, offset_of
+from taufree.backends.blockwise.learned import link_gradient
+from taufree.backends.blockwise.left_out import LeftOut
+from taufree.backends.blockwise.plain_tile import PlainTile
+from taufree.backends.blockwise.tiles import near, tile_kind
+from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
+from taufree.links.log_odds import log_odds
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 MAX_PAIRS = 2**18  # of a matrix that a link measures
@@ -38,7 +36,7 @@ FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more di
 
 
 def fits(contrast: Contrast, link: Link, pairs: int) -> bool:
-    """Whether it is a matrix of at most so many pairs, of a kind that :func:`run` has.
+    """Whether it is a matrix of at most so many pairs, of a kind that :class:`OneTile` has.
 
     Some rows it still leaves to the engine.
     """
@@ -77,15 +75,17 @@ def _in_float64(contrast: Contrast, link: Link) -> bool:
 class Matrix:
     """All pairs of a contrast, anchors by candidates.
 
-    A link that measures the batch makes it before the loss does; the loss overwrites ``gap``.
+    A link that measures the batch makes it before the loss does; the loss overwrites ``gap`` and ``logits``.
 
     Attributes:
-        gap: [N, M], 1 - c + :func:`.tiles.offset_of`; 1 where a pair is ``left_out``, unless ``positive`` is
-            None.
+        gap: [N, M], 1 - c + :func:`.formulas.offset_of`; 1 where a pair is ``left_out``, unless ``positive``
+            is None.
         positive: c, 1 - c and 1 + c of each row with its positive, exactly; of two views those of the first
             alone. None where ``gap`` has them to as many digits as float32.
         exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``gap``.
+        anchors, candidates: those of ``unit`` that the rows and the columns of ``gap`` are.
         inverse: [rows, 1], what made them unit rows.
+        logits: logit / scale of all pairs, if a link has measured them.
     """
 
     gap: Tensor
@@ -93,13 +93,34 @@ class Matrix:
     left_out: LeftOut | None
     exact: Tensor
     unit: Tensor
+    anchors: Tensor
+    candidates: Tensor
     inverse: Tensor
+    logits: Tensor | None = None
 
-    def gaps(self, contrast: Contrast, offset: float) -> tuple[Tensor, Tensor]:
-        """1 - c [N, M], whatever it is of the pairs left out, and 1 - c of the positives [N]."""
-        gap = (self.gap - offset).clamp_(0, 2)
-        found = gap.diagonal(contrast.shift) if self.positive is None else self.positive[1].to(gap.dtype)
-        return gap, found.repeat(2) if contrast.keys is None else found
+    def cosines(self, link: Link) -> Tensor:
+        """[N, M], whatever they are of the pairs left out."""
+        return torch.rsub(self.gap, 1 + offset_of(link))
+
+    def unscaled_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
+        """Logits divided by the link's scale: of all pairs [N, M], 0 for an anchor with itself, and of the
+        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for,
+        one of the log-odds.
+        """
+        n, shift, views = contrast.n, contrast.shift, contrast.keys is None
+        if self.logits is None:
+            base = log_odds(self.gap, offset_of(link))
+            if self.positive is not None:
+                _, gap, rise = self.positive
+                exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
+                base.diagonal(shift).copy_(exact)
+                if views:
+                    base.diagonal(shift - n).copy_(exact)
+            if views:
+                base.diagonal().zero_()
+            self.logits = base
+        positive = self.logits.diagonal(shift)
+        return self.logits, positive.repeat(2) if views else positive
 
 
 def measurable(contrast: Contrast) -> bool:
@@ -113,9 +134,12 @@ def measurable(contrast: Contrast) -> bool:
 
 
 def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
-    """The matrix, as exact as a link of this formula needs it; None for rows that are left to the engine."""
+    """The matrix, as exact as a link of this formula needs it; None for rows that are left to the engine.
+
+    To be called without a graph, as all that is here.
+    """
     n, views, in_float64 = contrast.n, contrast.keys is None, _in_float64(contrast, link)
-    given = [x.detach() for x in contrast.inputs[:3] if x is not None]
+    given = [x for x in contrast.inputs[:3] if x is not None]
     dtype, wide = result_dtype(*given), wide_dtype(given[0].device)
     exact = (given[0] if len(given) == 1 else torch.cat(given)).to(wide, copy=True)
     length = torch.linalg.vector_norm(exact, dim=1, keepdim=True)
@@ -127,9 +151,12 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
     if not in_float64:
         unit, inverse = unit.to(dtype), inverse.to(dtype)
 
-    first, offset = 0 if views else n if contrast.in_batch else 2 * n, offset_of(link)
-    gap = torch.addmm(unit.new_full((1,), 1 + offset), unit[:n], unit[first:].T, alpha=-1)
-    left_out = LeftOut.of(contrast, range(n), range(n)) if contrast.in_batch else None
+    anchors = candidates = unit
+    if not views:
+        anchors, candidates = unit[:n], unit[n if contrast.in_batch else 2 * n :]
+    offset = offset_of(link)
+    gap = torch.addmm(unit.new_full((1,), 1 + offset), anchors, candidates.T, alpha=-1)
+    left_out = LeftOut.of_all(contrast) if contrast.in_batch else None
     positive = None
     if not in_float64:
         if left_out is not None:
@@ -139,94 +166,132 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
         if contrast.labels is None:
             pairs = contrast.shift if views else n
             positive = _chords(exact[:pairs], exact[pairs : 2 * pairs])
-    return Matrix(gap, positive, left_out, exact, unit, inverse)
+    return Matrix(gap, positive, left_out, exact, unit, anchors, candidates, inverse)
 
 
-@torch.no_grad()
-def run(
-    contrast: Contrast, link: Link, inputs: Sequence[Tensor | None], params: Sequence[Tensor],
-    weights: Tensor | float | None,
-) -> tuple[Tensor, list[Tensor | None]] | None:  # fmt: skip
-    """Losses and gradients as :meth:`.engine.BlockwiseEngine.run` gives them; None where it must be asked."""
-    matrix: Matrix | None = contrast.matrix or matrix_of(contrast, link)
-    if matrix is None:
-        return None
-    n, views, labelled, both = (
-        contrast.n,
-        contrast.keys is None,
-        contrast.labels is not None,
-        contrast.symmetric,
-    )
-    exact, unit, positive = matrix.exact, matrix.unit, matrix.positive
-    given = [x for x in inputs[:3] if x is not None]
-    dtype, wide = result_dtype(*given), exact.dtype
-    kind = tile_kind(link, bool(params))
-    same = contrast.same_label(range(n), range(n)) if labelled else None
-    inside = contrast.shift if positive is None and not labelled else None  # the diagonal of the positives
-    tile = kind(link, matrix.gap, None, matrix.left_out, same, bool(params), inside)
+class OneTile:
+    """The losses of a contrast that is one tile, and then its gradient.
 
-    if weights is not None:
-        weights = weights.to(wide) if isinstance(weights, Tensor) else exact.new_full((1,), weights)
-    if labelled:
-        rows = Direction(kind, contrast.positive_count(), None, weights, wide, contrast.decoupled)
-        rows.add(tile, slice(0, n), 1)
-        rows.close(slice(0, n))
-        if weights is None:
-            return rows.losses, []
-        slopes, found = tile.coefficients([rows.side.at(range(n), 0)], params)
-        losses = rows.losses
-    else:
-        # The pairs of each row with its positive; of two views the second half has those of the first.
-        pairs = contrast.shift if views else n
-        if positive is not None:
-            logit = link.logit(*positive)
+    Attributes:
+        losses: [N].
+    """
+
+    def __init__(self, contrast: Contrast, link: Link, params: Sequence[Tensor], matrix: Matrix) -> None:
+        self.contrast, self.link, self.params, self.matrix = contrast, link, params, matrix
+        n, labelled, learns = contrast.n, contrast.labels is not None, bool(params)
+        self.wide = matrix.exact.dtype
+        self.kind = kind = tile_kind(link, learns)
+        same = contrast.same_label(range(n), range(n)) if labelled else None
+        inside = contrast.shift if matrix.positive is None and not labelled else None
+        options = {} if matrix.logits is None or kind is not PlainTile else {"known": matrix.logits}
+        self.tile = kind(link, matrix.gap, None, matrix.left_out, same, learns, inside, **options)
+        if labelled:
+            self._add_labelled()
+        else:
+            self._add_single()
+
+    def _add_labelled(self) -> None:
+        tile, count = self.tile, self.contrast.positive_count().to(self.wide)
+        assert tile.same is not None
+        log_s = self.kind.log(tile.sum(1, ~tile.same))
+        log_w = self.kind.log(tile.sum(1, tile.same))
+        self.closed = close(count, log_s, log_w, tile.logits(tile.same).sum(1), self.contrast.decoupled)
+        self.losses = self.closed.losses
+
+    def _add_single(self) -> None:
+        """Of two views the second half has the positives of the first."""
+        tile, matrix, both = self.tile, self.matrix, self.contrast.symmetric
+        if matrix.positive is not None:
+            logit = self.link.logit(*matrix.positive)
         else:
             assert tile.positives is not None
-            logit, slope = tile.positives
-        every = logit.repeat(2) if views else logit
-        log_s = kind.log((torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)).to(wide))
-        log_z, losses = log_s, log_s - every
-        if not contrast.decoupled:
-            log_z = torch.logaddexp(log_s, every)
-            missed = losses.sigmoid()
+            logit = tile.positives[0]
+        self.logit = logit
+        logit = logit.repeat(2) if self.contrast.keys is None else logit
+        log_s = torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)
+        log_s = self.kind.log(log_s.to(self.wide))
+        self.log_z, self.missed, losses = log_s, None, log_s - logit
+        if not self.contrast.decoupled:
+            self.log_z = torch.logaddexp(log_s, logit)
+            self.missed = losses.sigmoid()  # 1 - p of the positive
             losses = softplus(losses, threshold=700)  # exact below, and exp overflows at 709
-        losses = losses.mean(0) if both else losses
-        if weights is None:
-            return losses, []
+        self.losses = losses.mean(0) if both else losses
 
+    def gradients(self, weights: Tensor | float) -> list[Tensor | None]:
+        """Those of sum(weights * losses) with respect to anchors, keys, queue, own negatives and what the
+        link learns; only once, since it consumes the tile."""
+        if isinstance(weights, Tensor):
+            weights = weights.to(self.wide)
+        with full_precision(self.contrast.anchors.device):
+            slopes, found, pull = self._slopes(weights)
+            out = self._by_row(slopes, pull).to(result_dtype(*self.contrast.inputs))
+        rows, first = [], 0
+        for x in self.contrast.inputs:
+            last = first if x is None else first + x.shape[0]
+            rows.append(None if x is None else out[first:last])
+            first = last
+        return [*rows, *found]
+
+    def _slopes(self, weights: Tensor | float) -> tuple[Tensor, Sequence[Tensor | None], Tensor | None]:
+        """dL/dc of all pairs, the derivatives by what the link learns, and dL/dc of the positives [pairs, 1]
+        unless it is among the pairs."""
+        contrast, matrix = self.contrast, self.matrix
+        views, both = contrast.keys is None, contrast.symmetric
+        if contrast.labels is not None:
+            sides = [self.closed.side(weights).at(range(contrast.n), 0)]
+            return *self.tile.coefficients(sides, self.params), None
         grad = weights / 2 if both else weights
         sides = [
-            Side(grad.unsqueeze(dim), z.unsqueeze(dim), grad, grad)
-            for dim, z in zip((1, 0), log_z if both else (log_z,), strict=False)
+            Side.of_negatives(grad, z, dim) for dim, z in enumerate(self.log_z if both else (self.log_z,))
         ]
-        slopes, found = tile.coefficients(sides, params)
-        missed = grad.expand_as(log_z) if contrast.decoupled else missed.mul_(grad)
-        missed = missed.sum(0) if both else missed
-        missed = missed[:pairs] + missed[pairs:] if views else missed  # minus dL/dlogit of the pairs
-        if positive is None:
-            slopes.diagonal(contrast.shift).copy_(missed * slope).neg_()
-            more: Sequence[Tensor | None] = [-(missed * logit).sum() / p for p in params]  # the scale alone
+        slopes, found = self.tile.coefficients(sides, self.params)
+        missed = torch.ones_like(self.log_z) if self.missed is None else self.missed
+        outer = missed.mul_(-grad)  # dL/dlogit of the pairs
+        outer = outer.sum(0) if both else outer
+        pairs = contrast.shift if views else contrast.n
+        outer = outer[:pairs] + outer[pairs:] if views else outer
+        pull: Tensor | None = None
+        more: Sequence[Tensor | None] = ()
+        if matrix.positive is None:
+            assert self.tile.positives is not None
+            more = [torch.dot(outer, self.logit) / p for p in self.params]  # the scale alone
+            slopes.diagonal(contrast.shift).copy_(outer.mul_(self.tile.positives[1]))
         else:
-            more = link_gradient(link, positive, -missed, params) if params else ()
-            pull = (missed * link.slope(*positive)).neg_()[:, None]
-        found = [_sum(parts) for parts in zip(found, more, strict=True)]
+            if self.params:
+                more = link_gradient(self.link, matrix.positive, outer, self.params)
+            pull = outer.mul_(self.link.slope(*matrix.positive))[:, None]
+        return slopes, [_sum(parts) for parts in zip(found, more, strict=True)], pull
 
-    back = slopes.T @ unit[:n]
-    out = back.addmm_(slopes, unit) if views else torch.cat([slopes @ unit[-slopes.shape[1] :], back])
-    if not views and not contrast.in_batch:  # the keys are positives alone
-        out = torch.cat([out[:n], out.new_zeros(n, out.shape[1]), out[n:]])
-    if positive is not None:
-        a, b = exact[:pairs], exact[pairs : 2 * pairs]
-        sign = torch.ones_like(pull).copysign_(positive[0][:, None])  # never 0, also at right angles
-        # b - a for b (b + a if they are opposite): the same but for the part along a, and exact where they
-        # agree.
-        apart = torch.addcmul(b, a, sign, value=-1)
-        out[:pairs] += apart * pull
-        out[pairs : 2 * pairs] -= apart.mul_(sign * pull)
-    radial = torch.linalg.vecdot(out, unit).unsqueeze(-1)
-    out = out.addcmul_(unit, radial, value=-1).mul_(matrix.inverse).to(dtype)
-    split = iter(torch.split(out, [len(x) for x in given]))
-    return losses, [*(None if x is None else next(split) for x in inputs[:4]), *found]
+    def _by_row(self, slopes: Tensor, pull: Tensor | None) -> Tensor:
+        """The gradient with respect to all rows, as they were given, from dL/dc."""
+        contrast, matrix, n = self.contrast, self.matrix, self.contrast.n
+        views, unit = contrast.keys is None, matrix.unit
+        out = torch.empty_like(unit)
+        if views:
+            torch.mm(slopes.T, unit, out=out).addmm_(slopes, unit)
+        else:
+            torch.mm(slopes, matrix.candidates, out=out[:n])
+            torch.mm(slopes.T, matrix.anchors, out=out[-slopes.shape[1] :])
+            if not contrast.in_batch:  # the keys are positives alone
+                out[n : 2 * n] = 0
+        if pull is not None and matrix.positive is not None:
+            pairs = contrast.shift if views else n
+            a, b = matrix.exact[:pairs], matrix.exact[pairs : 2 * pairs]
+            sign = torch.ones_like(pull).copysign_(matrix.positive[0][:, None])  # never 0
+            # b - a for b (b + a if they are opposite): the same but for the part along a, and exact where
+            # they agree.
+            apart = torch.addcmul(b, a, sign, value=-1)
+            out[:pairs] += apart * pull
+            out[pairs : 2 * pairs] -= apart.mul_(sign * pull)
+        radial = torch.linalg.vecdot(out, unit).unsqueeze(-1)
+        return out.addcmul_(unit, radial, value=-1).mul_(matrix.inverse)
+
+
+def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
+    """None where the engine must be asked."""
+    with full_precision(contrast.anchors.device):
+        matrix = contrast.matrix or matrix_of(contrast, link)
+        return None if matrix is None else OneTile(contrast, link, params, matrix)
 
 
 def _chords(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

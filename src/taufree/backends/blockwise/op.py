@@ -1,6 +1,6 @@
 """The loss as operators of torch, for compiled and exported code: opaque to both, so that no graph breaks.
 
-Plain code calls :func:`.engine.loss` instead, which computes the gradient in its forward already. An operator
+Plain code calls :func:`.function.loss` instead, which computes the gradient in its forward. An operator
 takes tensors and numbers alone, so that a link must have a formula.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from taufree.backends.autograd import no_second_derivative
-from taufree.backends.blockwise.engine import evaluate
-from taufree.backends.blockwise.tiles import at_gain_one
+from taufree.backends.blockwise.formulas import at_gain_one
+from taufree.backends.blockwise.function import evaluate
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Formula, Link, LogOdds, from_formula
@@ -90,6 +90,7 @@ def _call_of(arguments: Sequence[Any]) -> tuple[Contrast, Link, tuple[Tensor | N
     return contrast, from_formula(Formula(kind, delta), copied), inputs, [copied]
 
 
+@torch.no_grad()
 def _losses(*arguments: Any) -> tuple[Tensor, Tensor]:
     """The losses [N], and what :class:`taufree.stats.Tracker` holds; empty unless it is wanted."""
     contrast, link, inputs, _ = _call_of(arguments)
@@ -98,6 +99,7 @@ def _losses(*arguments: Any) -> tuple[Tensor, Tensor]:
     return losses.to(result_dtype(*inputs)), losses.new_empty(0) if sums is None else sums
 
 
+@torch.no_grad()
 def _gradients(upstream: Tensor, wanted: list[bool], *arguments: Any) -> tuple[Tensor, ...]:
     """Of anchors, keys, queue, own negatives and scale; those that are not wanted are empty.
 

@@ -13,19 +13,15 @@ from torch.nn.functional import softplus
 from taufree.backends import sigmoid
 from taufree.backends.autograd import transforms_named, uncompiled
 from taufree.backends.blockwise import engine
+from taufree.backends.blockwise.directions import Direction, Side
 from taufree.backends.blockwise.engine import BlockwiseEngine, Place
+from taufree.backends.blockwise.formulas import at_gain_one
+from taufree.backends.blockwise.learned import check_unchanged, learned, link_gradient, values_of
+from taufree.backends.blockwise.left_out import LeftOut
+from taufree.backends.blockwise.odds_tile import OddsTile
 from taufree.backends.blockwise.rows import UnitRows, cut, spans
-from taufree.backends.blockwise.tiles import (
-    Direction,
-    LeftOut,
-    OddsTile,
-    Side,
-    SoftmaxTile,
-    at_gain_one,
-    keep_freed_memory,
-    learned,
-    link_gradient,
-)
+from taufree.backends.blockwise.softmax_tile import SoftmaxTile
+from taufree.backends.blockwise.tiles import keep_freed_memory
 from taufree.backends.numerics import full_precision
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link
@@ -53,7 +49,7 @@ def engine_of(
     """What makes an engine for :mod:`taufree.backends.sigmoid`, what its last inputs are, and the loss for
     second derivatives."""
     link, params, connected = learned(link, contrast.anchors)
-    values = engine.values_of(params)
+    values = values_of(params)
     make = partial(BlockwiseSigmoid, link, params, number, values=values)
     return make, connected, sigmoid.by_reference(link, params, number)
 
@@ -117,7 +113,7 @@ class BlockwiseSigmoid(BlockwiseEngine):
         ids: Tensor | None, wanted: Sequence[bool], weights: Tensor | None,
         values: Sequence[Tensor] | None = None,
     ) -> None:  # fmt: skip
-        engine.check_unchanged(link, params, values or ())
+        check_unchanged(link, params, values or ())
         anchors, keys, bias = inputs[:3]
         assert anchors is not None
         assert keys is not None

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from taufree.backends.blockwise import engine
+from taufree.backends.blockwise.directions import Direction, Side
 from taufree.backends.blockwise.engine import BlockwiseEngine, Place
+from taufree.backends.blockwise.learned import check_unchanged, learned, values_of
 from taufree.backends.blockwise.rows import UnitRows, spans
-from taufree.backends.blockwise.tiles import Direction, Side, keep_freed_memory, learned
+from taufree.backends.blockwise.tiles import keep_freed_memory
 from taufree.contrast import Contrast, Shard
 from taufree.links import Link
 from taufree.stats import Tally
@@ -34,7 +36,7 @@ class BlockwiseShards(BlockwiseEngine):
     ) -> None:  # fmt: skip
         super().__init__(contrast, link, inputs, params, [False] * len(wanted))
         self.wanted, self.empty_sum, self.sum_dtype = wanted, self.kind.empty_sum, self.wide
-        self.values = engine.values_of(self.params)
+        self.values = values_of(self.params)
         self.of_far_scale: Tensor | None = None
         keep_freed_memory()
 
@@ -68,7 +70,7 @@ class BlockwiseShards(BlockwiseEngine):
         return torch.stack([direction.losses for direction in found]).mean(0)
 
     def begin_gradient(self, each: Tensor) -> Tensor | None:
-        engine.check_unchanged(self.link, self.params, self.values)
+        check_unchanged(self.link, self.params, self.values)
         found = [direction for direction in (self.rows, self.cols) if direction is not None]
         for direction in found:
             direction.side.grad = each.to(self.wide) / len(found) * (direction.count > 0)
