@@ -16,6 +16,7 @@ from tests.support.paths import ROOT
 PUBLIC = {
     "CalibratedLogOdds",
     "FittedLogOdds",
+    "FittedTemperature",
     "InfoNCE",
     "LearnableTemperature",
     "Link",

@@ -21,9 +21,8 @@ from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import normalize
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory.closed_forms import null_log_odds
-from taufree.links import Formula, Measure
+from taufree.links import Measure
 from taufree.links.log_odds import with_gain
-from taufree.links.temperature import Scaled
 
 CELLS = 1024
 """Intervals of the table of log-odds; the cubics between are good to 1e-7 for nu up to 128."""
@@ -146,17 +145,3 @@ class EachBatch(FittedLogOdds):
     def _measure(self, measure: Measure) -> None:
         self.curvature.zero_()
         super()._measure(measure)
-
-
-class FittedTemperature(FittedLogOdds):
-    """A temperature that is fitted as FittedLogOdds fits its gain."""
-
-    def _current(self) -> Link:
-        return Scaled(self.formula_scale())
-
-    @property
-    def formula(self) -> Formula:
-        return Formula("linear")
-
-    def formula_scale(self) -> Tensor:
-        return 2 * super().formula_scale()  # a gain of 1 is as steep as a temperature of 0.5

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from taufree.links import (
         CalibratedLogOdds,
         FittedLogOdds,
+        FittedTemperature,
         LearnableTemperature,
         Link,
         LogOdds,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CalibratedLogOdds",
     "FittedLogOdds",
+    "FittedTemperature",
     "InfoNCE",
     "LearnableTemperature",
     "Link",

@@ -6,7 +6,7 @@ import copy
 from importlib import import_module
 from typing import TypeVar
 
-from taufree.links import CalibratedLogOdds, FittedLogOdds, LinkLike, LogOdds, as_link
+from taufree.links import CalibratedLogOdds, FittedLogOdds, FittedTemperature, LinkLike, LogOdds, as_link
 from taufree.losses import InfoNCE, NTXent, SigmoidNCE, SupCon
 
 MODULES = {  # the package a loss comes from: the file of taufree.integrations that has a twin of it
@@ -30,9 +30,9 @@ def temperature_free(loss: _T, link: LinkLike = None) -> _T:
             or not. A class derived from one of these may override nothing but ``__init__``. The loss stays as
             it is.
         link: the link of the copy, as the argument ``link`` of the losses. None: the loss's own if it has no
-            temperature, else ``LogOdds()``, and for sentence-transformers and open_clip, whose vectors are
-            compared, ``FittedLogOdds()``. The bias of ``SigmoidNCE`` goes with the temperature that it was
-            chosen for: it is the prior then.
+            temperature, else ``LogOdds()``; for open_clip, whose vectors are compared, ``FittedLogOdds()``,
+            and for sentence-transformers ``FittedTemperature()``. The bias of ``SigmoidNCE`` goes with the
+            temperature that it was chosen for: it is the prior then.
 
     Examples:
         >>> from taufree import Temperature
@@ -62,4 +62,4 @@ def temperature_free(loss: _T, link: LinkLike = None) -> _T:
 
 def is_free(link: object) -> bool:
     """Whether it is a link without a temperature."""
-    return isinstance(link, (LogOdds, CalibratedLogOdds, FittedLogOdds))
+    return isinstance(link, (LogOdds, CalibratedLogOdds, FittedLogOdds, FittedTemperature))

@@ -70,7 +70,8 @@ def info_nce(
         negative_ids: integers, [M], of shared ``negative_keys``; those with the query's id are left out.
             Needs ``ids``. ``taufree.NegativeQueue`` has both.
         link: how a cosine becomes a logit. None or "free" is ``taufree.LogOdds``, without temperature; a
-            number is that temperature. The modules take the names "fitted", "calibrated" and "learnable" too.
+            number is that temperature. The modules take the names "fitted", "fitted-temperature",
+            "calibrated" and "learnable" too.
         decoupled: whether the positive is left out of the denominator (DCL): L_i = log(sum_j exp(l(c_ij))) -
             l(c_ii). A query without negatives has loss 0 then.
         hardness: beta of hard-negative weighting (Robinson et al.), 0 to 50: the weight exp(l(c)) of a

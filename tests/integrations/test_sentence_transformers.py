@@ -13,7 +13,7 @@ from sentence_transformers.sentence_transformer import losses
 
 import taufree
 from examples.sentences import main, sentences, tiny_model
-from taufree import CalibratedLogOdds, FittedLogOdds, LearnableTemperature, LogOdds, Temperature
+from taufree import CalibratedLogOdds, FittedTemperature, LearnableTemperature, LogOdds, Temperature
 from taufree.integrations import sentence_transformers as integration
 from taufree.integrations.sentence_transformers import (
     CachedMultipleNegativesRankingLoss,
@@ -123,7 +123,7 @@ def test_a_scale_that_is_set_later_is_the_librarys(model, name):
         )
     agree(*values, embeddings)
     kinds[0].scale = None
-    assert isinstance(kinds[0].link, FittedLogOdds)
+    assert isinstance(kinds[0].link, FittedTemperature)
     with pytest.raises(ValueError, match=r"^scale must be a positive number, got -1\.$"):
         kinds[0].scale = -1
     assert kinds[0].scale is None
@@ -232,7 +232,7 @@ def test_it_says_what_it_is(model, kind):
     free, scaled = kind(model, directions=DIRECTIONS[2]), kind(model, scale=20.0)
     config = json.loads(json.dumps(free.get_config_dict()))
     assert config["scale"] is None
-    assert config["link"] == "FittedLogOdds(gain=1, resolution=0.0001)"
+    assert config["link"] == "FittedTemperature(tau=0.5)"
     assert config["directions"] == list(DIRECTIONS[2])
     assert (free.temperature, scaled.temperature) == (None, 0.05)
     assert scaled.get_config_dict()["link"] == "Temperature(tau=0.05)"
@@ -306,7 +306,7 @@ def test_a_twin_of_a_wrapped_loss_is_wrapped(model, name):
     with torch.no_grad():
         found, expected = (loss(tokens(model, 2), None) for loss in (twin, expected))
         assert found == expected != wrapped(tokens(model, 2), None)
-    assert isinstance(temperature_free(wrapped).loss.link, FittedLogOdds)
+    assert isinstance(temperature_free(wrapped).loss.link, FittedTemperature)
     if name.startswith("Multiple"):
         layers = losses.Matryoshka2dLoss(model, inner, [64, 16])
         twin = temperature_free(layers)
@@ -346,7 +346,7 @@ def test_the_librarys_trainer_trains_with_it_and_the_model_card_cites_the_paper(
     assert after > max(0.3, 3 * before)
     card = (tmp_path / "README.md").read_text()
     assert "MultipleNegativesRankingLoss" in card
-    assert '"link": "FittedLogOdds(gain=' in card
+    assert '"link": "FittedTemperature(tau=' in card
     assert "kim2025temperaturefree" in card
 
 

@@ -1,4 +1,5 @@
-"""FittedLogOdds: it follows the gain that makes a batch most likely, and stays where it must."""
+"""FittedLogOdds and FittedTemperature: they follow the scale that makes a batch most likely, and stay where
+they must."""
 
 import copy
 
@@ -9,6 +10,7 @@ from scipy.optimize import minimize_scalar
 from taufree import (
     CalibratedLogOdds,
     FittedLogOdds,
+    FittedTemperature,
     InfoNCE,
     LogOdds,
     info_nce,
@@ -20,7 +22,6 @@ from taufree.backends import likelihood, moments
 from taufree.backends.blockwise import one_tile
 from taufree.backends.measure import ContrastMeasure
 from taufree.contrast import Bias, Contrast
-from taufree.links import Formula
 from taufree.links.temperature import Scaled
 
 IDS = torch.arange(60) // 2
@@ -80,14 +81,15 @@ def test_the_derivatives_are_those_of_the_loss(name, room, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("n", [40, 200])
 @pytest.mark.parametrize("name", ["pairs", "views", "queue"])
-def test_a_batch_in_one_matrix_is_measured_as_any_other(name, n, dtype):
+@pytest.mark.parametrize("link", [LogOdds(2.0), Scaled(8.0)], ids=["log-odds", "linear"])
+def test_a_batch_in_one_matrix_is_measured_as_any_other(link, name, n, dtype):
     a, b = (x.to(dtype) for x in pairs(n=n, d=32))
     queue = torch.randn(31, 32, generator=torch.Generator().manual_seed(5)).to(dtype)
     contrast = Contrast(a, b, queue=queue) if name == "queue" else CONTRASTS[name](a, b)
     for copied in (False, True):
         if copied:  # of which one matrix in float32 would be wrong
             contrast.anchors[5] = contrast.anchors[7]
-        link, measure = LogOdds(2.0), ContrastMeasure(contrast, LogOdds(2.0))
+        measure = ContrastMeasure(contrast, link)
         sample = likelihood.AnchorSample(contrast, link)
         sample.add_own()
         expected = likelihood.summary(sample.sums(contrast.n))
@@ -111,20 +113,22 @@ def test_only_plain_contrasts_are_measured_in_one_matrix(name):
 
 
 @pytest.mark.parametrize("name", CONTRASTS)
-def test_it_comes_to_the_most_likely_gain(name):
+@pytest.mark.parametrize("kind", [FittedLogOdds, FittedTemperature])
+def test_it_comes_to_the_most_likely_gain(kind, name):
     """Of one batch again and again; of different ones to a mean of theirs."""
     a, b = pairs(d=4)
-    link = FittedLogOdds()
+    link = kind()
     for _ in range(60):
         link.curvature.zero_()  # or it would get there ever more slowly
         LOSSES[name](a, b, link=link)
 
-    def smoothed(gain):
-        target = ContrastMeasure(CONTRASTS[name](a, b), link).likelihood(LogOdds(gain)).gradient.item()
-        return target**2
+    def smoothed(scale):
+        made = LogOdds(scale) if kind is FittedLogOdds else Scaled(scale)
+        return ContrastMeasure(CONTRASTS[name](a, b), link).likelihood(made).gradient.item() ** 2
 
     best = minimize_scalar(smoothed, bounds=(0.05, 60), method="bounded", options={"xatol": 1e-6}).x
-    assert link.gain == pytest.approx(max(1, best), rel=1e-3)
+    assert link.formula_scale() == pytest.approx(max(1 if kind is FittedLogOdds else 2, best), rel=1e-3)
+    assert kind is FittedLogOdds or link.tau == 1 / link.formula_scale()
 
 
 def test_later_batches_move_it_less():
@@ -288,18 +292,3 @@ def test_a_cone_is_measured_as_well_as_the_sphere():
             info_nce(cone.to(dtype), other.to(dtype), link=link)
         found.append(link.gain)
     assert found[1] == pytest.approx(found[0], rel=1e-3)
-
-
-def test_a_subclass_with_another_curve_is_fitted_by_that_curve():
-    class Linear(FittedLogOdds):
-        def _current(self):
-            return Scaled(self.formula_scale())
-
-        formula = Formula("linear")
-
-    a, b = pairs(200, 32)
-    link = Linear()
-    for _ in range(30):
-        info_nce(a, b, link=link)
-    gradient, variance = ContrastMeasure(Contrast(a, b), link).likelihood(Scaled(link.formula_scale()))
-    assert gradient.abs() < 1e-3 * variance

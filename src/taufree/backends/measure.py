@@ -33,8 +33,8 @@ class ContrastMeasure:
     def likelihood(self, link: Link) -> Likelihood:
         with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
             # Another formula than that of the link that measures needs another matrix.
-            formula = link.formula if link.formula == self.link.formula else None
-            if formula is not None and formula.kind == "log-odds" and (matrix := self._matrix()) is not None:
+            known = link.formula is not None and link.formula == self.link.formula
+            if known and (matrix := self._matrix()) is not None:
                 logits = matrix.unscaled_logits(self.contrast, link)
                 return likelihood.of_matrix(self.contrast, link.formula_scale(), *logits)
             sample = likelihood.AnchorSample(self.contrast, link)

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 NAMED_LINKS = {
     "free": "LogOdds",
     "fitted": "FittedLogOdds",
+    "fitted-temperature": "FittedTemperature",
     "calibrated": "CalibratedLogOdds",
     "learnable": "LearnableTemperature",
 }
 """Each with its class of :mod:`taufree`."""
+IN_WORDS = {"learnable": "learnable tau", "fitted-temperature": "fitted tau"}
 SCHEMES = {
     "macl": "MACL",
     "dystress": "DySTreSS",
@@ -128,7 +130,9 @@ def describe(name: str) -> str:
     """
     if name.startswith(GAIN):
         return name.replace("=", " ")
-    return f"{name} tau" if name == "learnable" else name if temperature_of(name) is None else f"tau {name}"
+    if name in IN_WORDS:
+        return IN_WORDS[name]
+    return name if temperature_of(name) is None else f"tau {name}"
 
 
 def in_order(names: set[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """sentence-transformers' ranking losses with a link, for its own trainer.
 
-The vectors are compared with each other, so without a scale the link is ``taufree.FittedLogOdds``. The usual
-settings are computed by the core, in linear memory; the rest on the matrix of all pairs: with a scale by the
-library, else by ``_dense``.
+The vectors are compared with each other, and are good ones before: without a scale the link is
+``taufree.FittedTemperature``. The usual settings are computed by the core, in linear memory; the rest on the
+matrix of all pairs: with a scale by the library, else by ``_dense``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taufree.convert import is_free
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.functional import info_nce, nt_xent
 from taufree.integrations import Linked, free_options, link_of, positive, twin_of
-from taufree.links import FittedLogOdds, Link, LinkLike, Temperature
+from taufree.links import FittedTemperature, Link, LinkLike, Temperature
 from taufree.links.temperature import Scaled
 from taufree.masked import masked_logits, prepare, similarity
 from taufree.util.optional import needs
@@ -46,6 +46,8 @@ ALL_DIRECTIONS = {*BOTH_DIRECTIONS, "query_to_query", "doc_to_doc"}
 class Scale(Scaled):
     """The library's scale as a link, where it is a tensor; a parameter is learned."""
 
+    scale: Tensor
+
     def formula_scale(self) -> Tensor:
         return self.scale.reshape(()).to(wide_dtype(self.scale.device))
 
@@ -54,7 +56,7 @@ class _Free(Linked):
     """What both losses share: scale, link, citation and configuration."""
 
     temperature_name = "scale"
-    default_link = FittedLogOdds
+    default_link = FittedTemperature
     scale: float | Tensor | None
     directions: tuple[str, ...]
     hardness_mode: str | None

@@ -5,8 +5,9 @@ it replaces are links as well, so that a comparison changes this one object and 
 """
 
 from taufree.links.base import Cosines, Formula, Likelihood, Link, Measure
+from taufree.links.fitted import FittedLogOdds, FittedTemperature
 from taufree.links.log_odds import LogOdds
-from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
+from taufree.links.measured import CalibratedLogOdds
 from taufree.links.named import LinkLike, as_link, by_direction, from_formula
 from taufree.links.temperature import LearnableTemperature, Temperature
 
@@ -14,6 +15,7 @@ __all__ = [
     "CalibratedLogOdds",
     "Cosines",
     "FittedLogOdds",
+    "FittedTemperature",
     "Formula",
     "LearnableTemperature",
     "Likelihood",

@@ -172,8 +172,10 @@ class Link(nn.Module):
         return self.logit(cosine, 1 - cosine, 1 + cosine)
 
 
-def by_row(scale: Tensor, cosine: Tensor) -> Tensor:
+def by_row(scale: float | Tensor, cosine: Tensor) -> Tensor:
     """``scale`` in the dtype of ``cosine``; one for each row of it, if there are several."""
+    if not isinstance(scale, Tensor):
+        return cosine.new_ones(()).mul_(scale)  # or inf
     return scale.to(cosine).reshape(scale.shape + (1,) * (cosine.dim() - 1) if scale.dim() else ())
 
 

@@ -1,10 +1,9 @@
-"""Links that measure their gain on the embeddings."""
+"""Links that measure their scale on the embeddings, and the one that measures their dimension."""
 
 from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,20 +11,11 @@ from torch import Tensor
 from taufree.dtypes import wide_dtype
 from taufree.links import scalars
 from taufree.links.base import Formula, Link, Measure, check_number
-from taufree.links.log_odds import LogOdds, with_gain
+from taufree.links.log_odds import with_gain
 
 
-class _MeasuredLogOdds(Link):
-    """What the two share: before each loss in training the batch is measured, and a buffer remembers it."""
-
-    def __init__(self, resolution: float = 1e-4) -> None:
-        super().__init__()
-        self.resolution = check_number("resolution", resolution, "a number of at least 0", lambda x: x >= 0)
-
-    @property
-    def gain(self) -> float:
-        """The gain the link has now."""
-        return float(self.formula_scale())
+class Measured(Link):
+    """What such links share: each loss in training measures its batch first, and a buffer remembers it."""
 
     @property
     def measures(self) -> bool:
@@ -44,7 +34,7 @@ class _MeasuredLogOdds(Link):
                     "the link, which then stays as it is."
                 ) from error
         # The backward must find the gain of its forward, and the buffer may change before that.
-        if type(self).logit is _MeasuredLogOdds.logit:
+        if type(self).logit is Measured.logit:
             return self._current()
         snapshot = copy.copy(self)
         snapshot._buffers = {name: None if x is None else x.clone() for name, x in self._buffers.items()}
@@ -59,21 +49,35 @@ class _MeasuredLogOdds(Link):
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
         return self._current().slope(cosine, gap, rise)
 
-    def _current(self) -> LogOdds:
+    def _current(self) -> Link:
+        """The link with the scale it has now."""
+        raise NotImplementedError
+
+
+class MeasuredLogOdds(Measured):
+    """Those whose scale is a gain of the log-odds."""
+
+    def __init__(self, resolution: float = 1e-4) -> None:
+        super().__init__()
+        self.resolution = check_number("resolution", resolution, "a number of at least 0", lambda x: x >= 0)
+
+    @property
+    def gain(self) -> float:
+        """The gain the link has now."""
+        return float(self.formula_scale())
+
+    def _current(self) -> Link:
         return with_gain(self.formula_scale(), self.resolution)
 
     @property
     def formula(self) -> Formula:
         return Formula("log-odds", self.resolution)
 
-    def formula_scale(self) -> float | Tensor:
-        raise NotImplementedError
-
     def extra_repr(self) -> str:
         return f"gain={self.gain:.3g}, resolution={self.resolution}"
 
 
-class CalibratedLogOdds(_MeasuredLogOdds):
+class CalibratedLogOdds(MeasuredLogOdds):
     """The log-odds link with a gain that is measured, not set.
 
         l(c) = g log((1 + c + delta) / (1 - c + delta))
@@ -137,95 +141,3 @@ class CalibratedLogOdds(_MeasuredLogOdds):
 
     def extra_repr(self) -> str:
         return f"dimension={self.dimension:.3g}, {super().extra_repr()}"
-
-
-ROUNDING = 1e-6  # of sums in float32
-FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
-
-
-class FittedLogOdds(_MeasuredLogOdds):
-    """The log-odds link with the gain that makes the batches most likely: for vectors that are compared.
-
-        l(c) = g log((1 + c + delta) / (1 - c + delta)),  g = argmin of the loss, at least 1
-
-    Where the vectors themselves are used (search, image and text, ranking), the loss is the goal, and its own
-    best scale is a right one. Where the network behind a head is wanted, take ``LogOdds``: see
-    docs/guide/choosing-a-link.md.
-
-    Nothing is tuned: the loss is convex in g. The first loss that has anything to compare finds the minimum
-    for its batch, so that a network that is trained already is not harmed. Then, before each loss, one Newton
-    step follows the minimum for all batches so far. Its gradient is that of this batch, found on up to 128 of
-    the anchors with all their candidates, and its curvature the sum over all batches. (A gain that is best
-    for each single batch trains worse: docs/studies/matching.md.) Laplace's rule smooths the targets, which
-    keeps g finite where every positive is ahead.
-
-    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The
-    gain starts at 1, the paper's link, and never goes below: a flatter link teaches an untrained network
-    little. In evaluation mode and under ``torch.no_grad()`` it stays. A link that has served one training
-    should not serve the next: make a new one.
-
-    Args:
-        resolution: delta, see ``LogOdds``.
-
-    Examples:
-        >>> from taufree import info_nce
-        >>> link, generator = FittedLogOdds(), torch.Generator().manual_seed(0)
-        >>> for _ in range(10):
-        ...     query = torch.randn(1000, 64, generator=generator)
-        ...     loss = info_nce(query, query + torch.randn(1000, 64, generator=generator), link=link)
-        >>> 5 < link.gain < 15
-        True
-    """
-
-    log_gain: Tensor
-    curvature: Tensor
-
-    def __init__(self, resolution: float = 1e-4) -> None:
-        super().__init__(resolution)
-        self.register_buffer("log_gain", torch.zeros(()))
-        self.register_buffer("curvature", torch.zeros(()))
-        self.begins = True
-
-    def _measure(self, measure: Measure) -> None:
-        if not self.begins:
-            self._step(measure)
-            return
-        for _ in range(FIRST_STEPS):
-            self._step(measure)
-            self.curvature.zero_()
-        self._step(measure)
-        self.begins = self._untold()
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self.begins = self._untold()
-
-    def _untold(self) -> bool:
-        """Whether no batch has said anything so far; False where the value cannot be read."""
-        known = type(self.curvature.data) is Tensor and not self.curvature.is_meta
-        return known and not torch.compiler.is_compiling() and not self.curvature.item()
-
-    def _step(self, measure: Measure) -> None:
-        found = measure.likelihood(self._current())
-        device = found.gradient.device
-        if self.log_gain.device != device:
-            self.log_gain, self.curvature = self.log_gain.to(device), self.curvature.to(device)
-        gradient, variance, log_gain, curvature = scalars.numbers(*found, self.log_gain, self.curvature)
-        # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
-        # the minimum: there the gradient counts twice, and else not at all.
-        curvature_now = curvature + variance + 2 * scalars.clamp(gradient, 0.0, math.inf)
-        step = scalars.divide(gradient, curvature_now)
-        step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
-        untold = step != step  # NaN: the batch has NaN, or nothing to compare
-        # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
-        gain = self.formula_scale()
-        largest = gain * math.log(2 / max(self.resolution, 1e-7))
-        untold = untold | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
-        moved = scalars.clamp(log_gain - step, 0.0, math.inf)
-        scalars.keep(self.log_gain, scalars.where(untold, log_gain, moved))
-        scalars.keep(self.curvature, scalars.where(untold, curvature, curvature_now))
-
-    def formula_scale(self) -> float | Tensor:
-        log_gain = self.log_gain.detach()
-        found: float | Tensor = scalars.exp(*scalars.numbers(log_gain.to(wide_dtype(log_gain.device))))
-        return found

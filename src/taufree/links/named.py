@@ -9,8 +9,9 @@ from typing import TypeAlias
 from torch import Tensor
 
 from taufree.links.base import Formula, Link
+from taufree.links.fitted import FittedLogOdds, FittedTemperature
 from taufree.links.log_odds import LogOdds, with_gain
-from taufree.links.measured import CalibratedLogOdds, FittedLogOdds
+from taufree.links.measured import CalibratedLogOdds
 from taufree.links.temperature import LearnableTemperature, Scaled, Temperature
 
 LinkLike: TypeAlias = Link | float | Tensor | str | None
@@ -18,6 +19,7 @@ LinkLike: TypeAlias = Link | float | Tensor | str | None
 NAMED_LINKS: dict[str, Callable[[], Link]] = {
     "free": LogOdds,
     "fitted": FittedLogOdds,
+    "fitted-temperature": FittedTemperature,
     "calibrated": CalibratedLogOdds,
     "learnable": LearnableTemperature,
 }

@@ -42,16 +42,10 @@ class Temperature(Link):
             self.tau = check_number("tau", tau, "a positive number", lambda x: x > 0)
 
     def logit(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return cosine * self._scale_like(cosine)
+        return cosine * by_row(self.formula_scale(), cosine)
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return self._scale_like(cosine).expand_as(cosine)
-
-    def _scale_like(self, cosine: Tensor) -> Tensor:
-        scale = self.formula_scale()
-        if isinstance(scale, Tensor):
-            return by_row(scale, cosine)
-        return cosine.new_ones(()).mul_(scale)  # or inf
+        return by_row(self.formula_scale(), cosine).expand_as(cosine)
 
     @property
     def formula(self) -> Formula:
@@ -76,7 +70,7 @@ class Temperature(Link):
 class Scaled(Link):
     """l(c) = scale c, for backends that differentiate a formula with respect to its scale."""
 
-    def __init__(self, scale: Tensor) -> None:
+    def __init__(self, scale: float | Tensor) -> None:
         super().__init__()
         self.scale = scale
 
@@ -84,18 +78,19 @@ class Scaled(Link):
         return cosine * by_row(self.scale, cosine)
 
     def slope(self, cosine: Tensor, gap: Tensor, rise: Tensor) -> Tensor:
-        return by_row(self.scale.detach(), cosine).expand_as(cosine)
+        scale = self.scale.detach() if isinstance(self.scale, Tensor) else self.scale
+        return by_row(scale, cosine).expand_as(cosine)
 
     @property
     def formula(self) -> Formula:
         return Formula("linear")
 
-    def formula_scale(self) -> Tensor:
+    def formula_scale(self) -> float | Tensor:
         return self.scale
 
     @property
     def per_anchor(self) -> bool:
-        return self.scale.numel() > 1
+        return isinstance(self.scale, Tensor) and self.scale.numel() > 1
 
 
 class LearnableTemperature(Link):

@@ -104,12 +104,12 @@ class Matrix:
 
     def unscaled_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
         """Logits divided by the link's scale: of all pairs [N, M], 0 for an anchor with itself, and of the
-        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for,
-        one of the log-odds.
+        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for.
         """
         n, shift, views = contrast.n, contrast.shift, contrast.keys is None
         if self.logits is None:
-            base = log_odds(self.gap, offset_of(link))
+            linear = link.formula is not None and link.formula.kind == "linear"
+            base = self.cosines(link) if linear else log_odds(self.gap, offset_of(link))
             if self.positive is not None:
                 _, gap, rise = self.positive
                 exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
@@ -183,7 +183,8 @@ class OneTile:
         self.kind = kind = tile_kind(link, learns)
         same = contrast.same_label(range(n), range(n)) if labelled else None
         inside = contrast.shift if matrix.positive is None and not labelled else None
-        options = {} if matrix.logits is None or kind is not PlainTile else {"known": matrix.logits}
+        handed_on = matrix.logits is not None and kind is PlainTile and offset_of(link)
+        options = {"known": matrix.logits} if handed_on else {}
         self.tile = kind(link, matrix.gap, None, matrix.left_out, same, learns, inside, **options)
         if labelled:
             self._add_labelled()

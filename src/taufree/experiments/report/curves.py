@@ -18,7 +18,8 @@ from taufree.experiments.report.statistics import spreads
 from taufree.experiments.sweep.results import Line
 
 _NAMED_COLOURS = {
-    "free": "#d1495b", "calibrated": "#e08e1b", "learnable": "#2a9d8f", "fitted": "#7b5ea7"
+    "free": "#d1495b", "calibrated": "#e08e1b", "learnable": "#2a9d8f", "fitted": "#7b5ea7",
+    "fitted-temperature": "#b07aa1",
 }  # fmt: skip
 _OTHER_COLOURS = ("#8c6d31", "#d66ba0", "#5f7d4f", "#a0522d")
 _BLUES = ("#74b3d8", "#4f9bcb", "#3182bd", "#08519c", "#08306b")  # also the lightest is seen in the dark

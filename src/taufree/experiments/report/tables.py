@@ -13,6 +13,12 @@ from taufree.experiments.report.statistics import best_temperature, common_seeds
 from taufree.experiments.sweep.results import Line
 
 MAX_METRIC_COLUMNS = 6  # metrics beside each other
+ENDED = {
+    "calibrated": "ended like",
+    "fitted": "ended like",
+    "fitted-temperature": "ended at",
+    "learnable": "ended at",
+}
 
 
 def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
@@ -22,11 +28,10 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, str]]:
     for link, of_link in found.items():
         leads = [metric for metric, tau in best.items() if tau == link]
         note = f"best tau{_of_some_seeds(lines, leads[0])}: {', '.join(leads)}" if leads else ""
-        ended = {"calibrated": "ended like", "fitted": "ended like", "learnable": "ended at"}.get(link)
         if link == "free":
             note = "no temperature"
-        elif ended and (tau := final_temperature(lines, link)) is not None:
-            note = f"{ended} tau {tau:.3f}"
+        elif link in ENDED and (tau := final_temperature(lines, link)) is not None:
+            note = f"{ENDED[link]} tau {tau:.3f}"
         figures = {metric: str(of_link.get(metric, "-")) for metric in metrics}
         seconds = [line["seconds"] for line in lines if line["link"] == link]
         counts = {"seeds": str(len(seconds)), "seconds": f"{mean(seconds):.1f}"}

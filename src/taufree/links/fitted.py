@@ -1,0 +1,165 @@
+"""Links whose scale makes the batches most likely: for vectors that are compared with each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from taufree.dtypes import wide_dtype
+from taufree.links import scalars
+from taufree.links.base import Formula, Link, Measure
+from taufree.links.measured import Measured, MeasuredLogOdds
+from taufree.links.temperature import Scaled
+
+ROUNDING = 1e-6  # of sums in float32
+FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
+
+
+class Fitted(Measured):
+    """What the two share: how the gain is found, by which a link is steeper than the paper's at c = 0."""
+
+    log_gain: Tensor
+    curvature: Tensor
+    largest: float
+    """The logit of c = 1 at gain 1."""
+
+    def _begin(self) -> None:
+        self.register_buffer("log_gain", torch.zeros(()))
+        self.register_buffer("curvature", torch.zeros(()))
+        self.begins = True
+
+    def _measure(self, measure: Measure) -> None:
+        if not self.begins:
+            self._step(measure)
+            return
+        for _ in range(FIRST_STEPS):
+            self._step(measure)
+            self.curvature.zero_()
+        self._step(measure)
+        self.begins = self._untold()
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.begins = self._untold()
+
+    def _untold(self) -> bool:
+        """Whether no batch has said anything so far; False where the value cannot be read."""
+        known = type(self.curvature.data) is Tensor and not self.curvature.is_meta
+        return known and not torch.compiler.is_compiling() and not self.curvature.item()
+
+    def _step(self, measure: Measure) -> None:
+        found = measure.likelihood(self._current())
+        device = found.gradient.device
+        if self.log_gain.device != device:
+            self.log_gain, self.curvature = self.log_gain.to(device), self.curvature.to(device)
+        gradient, variance, log_gain, curvature = scalars.numbers(*found, self.log_gain, self.curvature)
+        # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
+        # the minimum: there the gradient counts twice, and else not at all.
+        curvature_now = curvature + variance + 2 * scalars.clamp(gradient, 0.0, math.inf)
+        step = scalars.divide(gradient, curvature_now)
+        step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
+        untold = step != step  # NaN: the batch has NaN, or nothing to compare
+        # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
+        largest = self._gain() * self.largest
+        untold = untold | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
+        moved = scalars.clamp(log_gain - step, 0.0, math.inf)
+        scalars.keep(self.log_gain, scalars.where(untold, log_gain, moved))
+        scalars.keep(self.curvature, scalars.where(untold, curvature, curvature_now))
+
+    def _gain(self) -> float | Tensor:
+        log_gain = self.log_gain.detach()
+        found: float | Tensor = scalars.exp(*scalars.numbers(log_gain.to(wide_dtype(log_gain.device))))
+        return found
+
+
+class FittedLogOdds(Fitted, MeasuredLogOdds):
+    """The log-odds link with the gain that makes the batches most likely: for vectors that are compared.
+
+        l(c) = g log((1 + c + delta) / (1 - c + delta)),  g = argmin of the loss, at least 1
+
+    Where the vectors themselves are used (search, image and text, ranking), the loss is the goal, and its own
+    best scale is a right one. Where the network behind a head is wanted, take ``LogOdds``: see
+    docs/guide/choosing-a-link.md.
+
+    Nothing is tuned: the loss is convex in g. The first loss that has anything to compare finds the minimum
+    for its batch, so that a network that is trained already is not harmed. Then, before each loss, one Newton
+    step follows the minimum for all batches so far. Its gradient is that of this batch, found on up to 128 of
+    the anchors with all their candidates, and its curvature the sum over all batches. (A gain that is best
+    for each single batch trains worse: docs/studies/matching.md.) Laplace's rule smooths the targets, which
+    keeps g finite where every positive is ahead.
+
+    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The
+    gain starts at 1, the paper's link, and never goes below: a flatter link teaches an untrained network
+    little. In evaluation mode and under ``torch.no_grad()`` it stays. A link that has served one training
+    should not serve the next: make a new one.
+
+    Args:
+        resolution: delta, see ``LogOdds``.
+
+    Examples:
+        >>> from taufree import info_nce
+        >>> link, generator = FittedLogOdds(), torch.Generator().manual_seed(0)
+        >>> for _ in range(10):
+        ...     query = torch.randn(1000, 64, generator=generator)
+        ...     loss = info_nce(query, query + torch.randn(1000, 64, generator=generator), link=link)
+        >>> 5 < link.gain < 15
+        True
+    """
+
+    def __init__(self, resolution: float = 1e-4) -> None:
+        super().__init__(resolution)
+        self._begin()
+
+    @property
+    def largest(self) -> float:  # type: ignore[override]
+        return math.log(2 / max(self.resolution, 1e-7))
+
+    def formula_scale(self) -> float | Tensor:
+        return self._gain()
+
+
+class FittedTemperature(Fitted):
+    """A temperature that is not set, but makes the batches most likely.
+
+        l(c) = c / tau,  tau = argmin of the loss, at most 0.5
+
+    For a network whose cosines are good already, as in the fine-tuning of sentence vectors: there the steep
+    end of the log-odds pulls at pairs that are near enough, and near-copies among the negatives weigh more.
+    Elsewhere ``FittedLogOdds`` is level or ahead: see docs/studies/matching.md. Fitted as that one is, with
+    as little to choose; 0.5 is the temperature that is as steep at c = 0 as the paper's link.
+
+    Examples:
+        >>> from taufree import info_nce
+        >>> link, generator = FittedTemperature(), torch.Generator().manual_seed(0)
+        >>> query = torch.randn(1000, 64, generator=generator)
+        >>> loss = info_nce(query, query + torch.randn(1000, 64, generator=generator), link=link)
+        >>> 0.03 < link.tau < 0.1
+        True
+    """
+
+    largest = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin()
+
+    @property
+    def tau(self) -> float:
+        """The temperature the link has now."""
+        return 1 / float(self.formula_scale())
+
+    def _current(self) -> Link:
+        return Scaled(self.formula_scale())
+
+    @property
+    def formula(self) -> Formula:
+        return Formula("linear")
+
+    def formula_scale(self) -> float | Tensor:
+        return 2 * self._gain()
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau:.3g}"
