@@ -324,7 +324,8 @@ class SupConLoss(_Free, original.SupConLoss):
         with torch.no_grad():
             unit = (normalize(z.to(losses.dtype)) for z in (a, b))
             cosines = torch.linalg.vecdot(*unit)
-            return (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
+            offsets: Tensor = (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
+            return offsets
 
 
 def _too_few(positives: int, negatives: int) -> bool:
