@@ -47,8 +47,9 @@ class Fitted(Measured):
 
     def _untold(self) -> bool:
         """Whether no batch has said anything so far; False where the value cannot be read."""
-        known = type(self.curvature.data) is Tensor and not self.curvature.is_meta
-        return known and not torch.compiler.is_compiling() and not self.curvature.item()
+        if torch.compiler.is_compiling() or self.curvature.is_meta:
+            return False
+        return type(self.curvature.data) is Tensor and not self.curvature.item()
 
     def _step(self, measure: Measure) -> None:
         found = measure.likelihood(self._current())
