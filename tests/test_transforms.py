@@ -122,7 +122,6 @@ def test_transformed_and_differentiated_twice(link, n, function):
     close(*found)
 
 
-@pytest.mark.skipif(torch.__version__ < "2.12", reason="older ones leave the graph without a word")
 def test_a_link_without_a_formula_names_what_compiles_it():
     torch._dynamo.reset()
     compiled = torch.compile(lambda a, b: nt_xent(a, b, link=Cubic()), fullgraph=True, backend="aot_eager")

@@ -46,6 +46,11 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def exporting() -> bool:
+    """Whether torch.export follows the call; before PyTorch 2.12 is_exporting() says so of torch.compile."""
+    return torch.compiler._is_exporting_flag
+
+
 @contextmanager
 def transforms_named(backend: str) -> Iterator[None]:
     """Within, what torch.func and forward mode cannot do raises :class:`NotTransformableError`."""
