@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from taufree.links.base import Formula, Link, by_row, check_number
@@ -60,6 +61,10 @@ class LogOdds(Link):
 
 def with_gain(gain: Tensor, resolution: float) -> LogOdds:
     """LogOdds with its gain in a tensor on the embeddings' device, so that nothing waits for the device."""
+    if torch.compiler.is_compiling():  # which cannot follow what is below before PyTorch 2.12
+        link = LogOdds()
+        link.gain, link.resolution = gain, resolution
+        return link
     link = LogOdds.__new__(LogOdds)
     # Without nn.Module's initialisation, which takes longer than the logits of a small batch.
     vars(link).update(vars(_PLAIN), gain=gain, resolution=resolution)
