@@ -54,7 +54,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name == "compare":  # needs the extra cli, so it is not in __all__, of which `import *` gets everything
-        return import_module(f"{__name__}.experiments.compare").compare
+        from taufree.util.optional import needs
+
+        with needs("taufree[cli]"):
+            return import_module(f"{__name__}.experiments.compare").compare
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module in _HOMES:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from taufree.backends.autograd import transformed
+from taufree.backends.autograd import exporting, transformed
 from taufree.checks import check_bias, check_flags, check_hardness, check_options, without_temperature
 from taufree.contrast import Bias
 from taufree.distributed import Gathering, GatherLike
@@ -51,9 +51,9 @@ class _Loss(Gathering):
 
     def _call(self, function: Callable[..., Tensor], *tensors: Tensor | None, **options: Any) -> Tensor:
         """The loss, by its function; keeps the statistics if they are wanted."""
-        if not self.track:
+        if not self.track or exporting():  # an exported module has no attributes to set
             return function(*tensors, **self._options(), **options)
-        tracker = None if torch.compiler.is_exporting() or transformed() else Tracker()
+        tracker = None if transformed() else Tracker()
         loss = function(*tensors, **self._options(), **options, _tracker=tracker)
         scale = math.nan if self.link.formula is None else self.link.formula_scale()
         scale = scale.mean() if isinstance(scale, Tensor) else scale  # where each anchor has one
@@ -85,7 +85,7 @@ class InfoNCE(_Loss):
 
     Args:
         track: whether a call leaves what a training loop prints in ``stats``, a ``taufree.metrics.Stats``;
-            None before the first call, and after one that torch.export or torch.func follows.
+            None before the first call, and after one that torch.func follows; torch.export leaves it alone.
 
     Examples:
         >>> import torch

@@ -44,9 +44,8 @@ class Tracker:
 
     sums: Tensor | None = None
 
-    @torch.no_grad()
     def stats(self, scale: float | Tensor, columns: int, like: Tensor) -> Stats | None:
-        """Of embeddings with so many columns, a link of that scale, and the loss ``like``."""
+        """Of embeddings with so many columns, a link of that scale, and the loss ``like``; detached."""
         if self.sums is None:
             return None
         anchors, hits, positive, negatives, cosine, squares = self.sums.detach().unbind()

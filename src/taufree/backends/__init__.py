@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from taufree.backends import blockwise, fused, reference
+from taufree.backends.autograd import exporting
 from taufree.contrast import Contrast
 from taufree.links import Link
 
@@ -59,7 +60,7 @@ def choose(backend: str, contrast: Contrast, link: Link, *, over_ranks: bool = F
         return "blockwise"
     small = anchors.is_cuda and contrast.n * contrast.candidate_count <= MAX_DENSE_PAIRS
     # torch.export follows what is no operator, as blockwise without a formula, and stops at tensors' values.
-    exporting = link.formula is None and torch.compiler.is_exporting()
-    if not over_ranks and (small or anchors.is_meta or exporting):
+    followed = link.formula is None and exporting()
+    if not over_ranks and (small or anchors.is_meta or followed):
         return "reference"
     return "triton" if anchors.is_cuda and not fused.unsupported(contrast, link) else "blockwise"

@@ -45,6 +45,11 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def exporting() -> bool:
+    """Whether torch.export follows the call; before PyTorch 2.12 is_exporting() says so of torch.compile."""
+    return torch.compiler._is_exporting_flag
+
+
 class transforms_named:  # noqa: N801
     """Within, what torch.func and forward mode cannot do raises :class:`NotTransformableError`."""
 

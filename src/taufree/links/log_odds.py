@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from taufree.links.base import Formula, Link, by_row, check_number
@@ -68,6 +69,10 @@ def log_odds(gap: Tensor, resolution: float) -> Tensor:
 
 def with_gain(gain: float | Tensor, resolution: float) -> LogOdds:
     """LogOdds with a gain that may be a tensor on the embeddings' device, so that nothing waits for it."""
+    if torch.compiler.is_compiling():  # which cannot follow what is below before PyTorch 2.12
+        link = LogOdds()
+        link.gain, link.resolution = gain, resolution
+        return link
     link = LogOdds.__new__(LogOdds)
     # Without nn.Module's initialisation, which takes longer than the logits of a small batch.
     vars(link).update(vars(_PLAIN), gain=gain, resolution=resolution)

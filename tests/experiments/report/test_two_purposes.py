@@ -46,6 +46,13 @@ def test_a_purpose_is_summed_up_by_its_own_link(both):
     assert summary(both, PURPOSES[0], quick=True) == [SHORT]
 
 
+def test_of_two_equal_temperatures_both_sentences_name_the_same(both):
+    twin = [{**line, "link": "0.25"} for line in both if line["link"] == "0.1"]
+    first, second = summary([*both, *twin], PURPOSES[1])
+    assert "to 95.8 with tau 0.1." in first
+    assert "fitted minus tau 0.1 is" in second
+
+
 @pytest.mark.slow
 def test_the_page_has_both_and_fits_a_phone(both, tmp_path):
     page = write_page(both, tmp_path / "report.html")

@@ -167,7 +167,7 @@ def _cosines(page: Page, lines: Sequence[Line]) -> None:
         figure,
         id="histogram",
         caption="Bars: cosines of positive and negative pairs in the last epoch, in % of their kind. "
-        "Black: the gradient scale in the paper's scenario, one positive pair at cosine C and all "
+        "Line: the gradient scale in the paper's scenario, one positive pair at cosine C and all "
         f"{others} at -C, read at C on the horizontal axis. A curve that is near zero before C reaches 1 "
         "stops learning early, and one that is still high at 1 has a gradient for pairs that are already "
         "perfect. Real negatives are not all at -C: those that lie among the positives keep the gradient "

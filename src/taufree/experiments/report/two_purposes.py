@@ -66,15 +66,17 @@ def summary(lines: Sequence[Line], purpose: Purpose, *, quick: bool = False) -> 
     found = {link: of[purpose.metric] for link, of in spreads(_of(lines, purpose)).items()}
     if quick:
         return [SHORT]
-    taus = sorted((link for link in found if temperature_of(link) is not None), key=lambda t: found[t].mean)
-    worst, best = (f"{found[tau].mean:.1f} with {describe(tau)}" for tau in (taus[0], taus[-1]))
+    taus = [link for link in found if temperature_of(link) is not None]
+    leads = against_best_temperature(_of(lines, purpose))
+    (lead,) = (one for one in leads if (one.metric, one.first) == (purpose.metric, purpose.link))
+    ends = min(taus, key=lambda tau: found[tau].mean), lead.second
+    worst, best = (f"{found[tau].mean:.1f} with {describe(tau)}" for tau in ends)
     rest = [link for link in found if link not in (purpose.link, *taus)]
     others = ", ".join(f"{link}, for the other purpose, {found[link].mean:.1f}" for link in rest)
-    leads = against_best_temperature(_of(lines, purpose))
     return [
         f"With a temperature: from {worst} to {best}. With nothing to tune: {purpose.link} "
         f"{found[purpose.link].mean:.1f}; {others}.",
-        *(str(lead) for lead in leads if (lead.metric, lead.first) == (purpose.metric, purpose.link)),
+        str(lead),
     ]
 
 

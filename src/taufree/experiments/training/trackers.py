@@ -24,6 +24,7 @@ from taufree.util.optional import require
 TRACKERS = ("csv", "tensorboard", "wandb", "mlflow")
 FILES = ("csv", "tensorboard")
 """Those that write into the folder of the run's log."""
+MLFLOW_ADVICE = "see MLFLOW_TRACKING_URI; sqlite:///FILE needs pip install mlflow, not its client alone"
 Values = Mapping[str, float]
 
 
@@ -55,13 +56,11 @@ def check_trackers(names: Sequence[str]) -> None:
             raise BadInputError(f"wandb has no key here, {advice}.")
     if "mlflow" in names:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise BadInputError(
-                "--log mlflow needs MLFLOW_TRACKING_URI, such as http://HOST:5000 or sqlite:///FILE."
-            )
+            raise BadInputError("--log mlflow needs MLFLOW_TRACKING_URI, such as http://HOST:5000.")
         from mlflow import MlflowClient
 
         name = _project("MLFLOW_EXPERIMENT_NAME")
-        with _service("mlflow", "see MLFLOW_TRACKING_URI"), _few_retries():
+        with _service("mlflow", MLFLOW_ADVICE), _few_retries():
             client = MlflowClient()
             if client.get_experiment_by_name(name) is None:  # runs that begin at once would all make it
                 client.create_experiment(name)
