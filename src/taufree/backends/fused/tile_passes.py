@@ -34,13 +34,14 @@ class Config(NamedTuple):
     registers: int | None = None
 
 
-def tile_config(link: KernelLink, labels: bool, mode: Mode) -> Config:
-    """Fixed, so that nothing is tuned again for another N. Exponentials and pairs need more registers.
+def tile_config(link: KernelLink, heavy: bool, mode: Mode) -> Config:
+    """Fixed, so that nothing is tuned again for another N. Pairs of float16, a scale for each anchor and
+    ``heavy`` arithmetic need more registers.
 
     Blackwell has less room for pairs: the cards for desktops 99 KiB of stages instead of Hopper's 227, and on
     the others the registers did not suffice for labels.
     """
-    if not labels and not link.each and not mode.split:
+    if not heavy and not link.each and not mode.split:
         return Config()
     return Config(bm=64 if mode.split and _blackwell() else 128, warps=8)
 
@@ -102,9 +103,9 @@ def add_sums(
 ) -> None:  # fmt: skip
     """Adds a block's weights to rows [1, N] and, if it goes both ways, cols [1, M].
 
-    Atomically; tile by tile, then in a fixed order, if torch is asked for deterministic algorithms. ``cols`` is ``rows`` for anchors among themselves. With
-    labels the first dimension is 3, see the kernel. ``tallies`` are those of anchors and candidates, if
-    statistics are wanted.
+    Atomically; tile by tile, then in a fixed order, if torch is asked for deterministic algorithms. ``cols``
+    is ``rows`` for anchors among themselves. With labels the first dimension is 3, see the kernel.
+    ``tallies`` are those of anchors and candidates, if statistics are wanted.
     """
     u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)
     atomic = not torch.are_deterministic_algorithms_enabled()

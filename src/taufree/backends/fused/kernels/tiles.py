@@ -10,8 +10,8 @@ whose first part is exact and whose second is small: nothing is lost as c approa
 instead of one.
 
 The weights of POWER and SCALE are 2^bits. Where float32 holds the sums of a tile, or the factors of its
-coefficients, rows and columns share one exponential a pair; any other tile takes one for each of them, relative
-to their own sums.
+coefficients, rows and columns share one exponential a pair; any other tile takes one for each of them,
+relative to their own sums.
 """
 
 # ruff: noqa: SIM102, SIM108, SIM109, RET505
@@ -39,8 +39,9 @@ MAX_BITS = tl.constexpr(float(arguments.MAX_BITS))
 MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, if sums over a tile are to stay in float32's range;
 LOWERED = tl.constexpr(64.0)  # where some may have more, the bits that all are lowered by
 MIN_SUM = tl.constexpr(2.0**-90)  # a weight too small for float32 changes no digit of such a sum
-# A coefficient is 2^(bits - base) times both directions' dL/dL_i 2^(base - z_i), where the base is RAISED above the
-# smallest z of the tile, and no bits are more than MAX_EXCESS above it: what float32 cannot hold is below 2^-60.
+# A coefficient is 2^(bits - base) times the sum of both directions' dL/dL_i 2^(base - z_i). The base is
+# RAISED above the smallest z of the tile, and no bits are more than MAX_EXCESS above that: then what float32
+# cannot hold is a share below 2^-60.
 RAISED, MAX_EXCESS = tl.constexpr(40.0), tl.constexpr(88.0)
 
 
@@ -218,10 +219,11 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
     ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums to rows_out
-    [1, col_tiles, N] and cols_out [1, row_tiles, width], of the ``width`` columns from first_col on. With EACH scale [N] is that of each anchor, and with COLS the
-    candidates are the anchors themselves. With LABELS the first dimension is 3: the negatives' weights, the
-    positives', and the positives' logits. With HARD the negatives' logits have hardness * c added. TRACK adds
-    to rows_tally [6, N] and cols_tally [6, M], see taufree.stats.Tally.
+    [1, col_tiles, N] and cols_out [1, row_tiles, width], of the ``width`` columns from first_col on. With
+    EACH scale [N] is that of each anchor, and with COLS the candidates are the anchors themselves. With
+    LABELS the first dimension is 3: the negatives' weights, the positives', and the positives' logits. With
+    HARD the negatives' logits have hardness * c added. TRACK adds to rows_tally [6, N] and cols_tally [6, M],
+    see taufree.stats.Tally.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = ti * BM, first_col + tj * BN
@@ -284,15 +286,11 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
             _put(cols_out, ti, row_tiles, width, 0, k, across, ATOMIC)
     elif EACH:
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
-        c *= LOG2E
-        if HARD:
-            c_hard = hardness * c
-        else:
-            c_hard = 0.0
-        bits = c * tl.load(scale + i, i < N, 1.0)[:, None] + c_hard
-        _put(rows_out, tj, col_tiles, N, 0, i, _wide_sum(tl.where(counted, bits, float("-inf")), 1), ATOMIC)
+        bits = c * ((tl.load(scale + i, i < N, 1.0) + hardness) * LOG2E)[:, None]
+        bits = tl.where(counted, bits, float("-inf"))
+        _put(rows_out, tj, col_tiles, N, 0, i, _wide_sum(bits, 1), ATOMIC)
         if COLS:
-            bits = c * tl.load(scale + j, j < M, 1.0)[None, :] + c_hard
+            bits = c * ((tl.load(scale + j, j < M, 1.0) + hardness) * LOG2E)[None, :]
             bits = tl.where(counted, bits, float("-inf"))
             _put(cols_out, ti, row_tiles, width, 0, k, _wide_sum(bits, 0), ATOMIC)
     else:
@@ -319,7 +317,7 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
 
 @triton.jit
 def _normaliser(upstream, step, weight, z, at, length, LINK: tl.constexpr):
-    """dL/dL_i and the normalisers of some anchors; past the end there is no gradient, and nothing has a share."""
+    """dL/dL_i and the normalisers of some anchors; past the end no pair has a share."""
     here, none = at < length, 0.0 if LINK == ODDS or LINK == EXP else float("inf")
     return tl.load(upstream + at * step, here, 0.0) * weight, tl.load(z + at, here, none)
 
@@ -390,28 +388,44 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
     elif EACH:
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         near_s = tl.load(scale + i, i < N, 1.0)[:, None]
-        a = near[:, None] * tl.exp(tl.where(counted, c * near_s, float("-inf")) - near_z[:, None])
+        bits = tl.where(counted, c * ((near_s + hardness) * LOG2E), float("-inf"))
+        a = near[:, None] * _share(bits, near_z[:, None])
         if LEARN:
             at = tj * (row_tiles * BM) + ti * BM + tl.arange(0, BM)
             tl.store(learned + at, tl.sum(a * c, 1))
         a *= near_s
         if COLS:
             far_s = tl.load(scale + j, j < M, 1.0)[None, :]
-            more = far[None, :] * tl.exp(tl.where(counted, c * far_s, float("-inf")) - far_z[None, :])
+            bits = tl.where(counted, c * ((far_s + hardness) * LOG2E), float("-inf"))
+            more = far[None, :] * _share(bits, far_z[None, :])
             if LEARN:
                 at = row_tiles * col_tiles * BM + ti * (col_tiles * BN) + tj * BN + tl.arange(0, BN)
                 tl.store(learned + at, tl.sum(more * c, 0))
             a += more * far_s
+    elif LABELS:
+        s = tl.load(scale)
+        times = s if LINK == SCALE else 2.0 * (1.0 + delta) * s
+        bits = _bits(c, gap, rise, s, hardness, LINK, False, BM, BN)
+        if HARD:
+            bits += tl.where(same, 0.0, (hardness * LOG2E) * c)
+        a = near[:, None] * _share(bits, near_z[:, None])
+        a = tl.where(same, near_keep * a, a)
+        if COLS:
+            more = far[None, :] * _share(bits, far_z[None, :])
+            a += tl.where(same, far_keep * more, more)
+        a = tl.where(same, a - target, a)
+        if LEARN:
+            counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+            tl.store(learned + tl.program_id(0), tl.sum(tl.where(counted, a * c, 0.0)))
+        if LINK != SCALE:
+            a *= reciprocals(gap * rise, BM, BN)
     else:
         s = tl.load(scale)
         times = s if LINK == SCALE else 2.0 * (1.0 + delta) * s
-        if LABELS:
-            plain = False
-        else:
-            most = _most_bits(tl.minimum(tl.max(tl.abs(c)), 1.0), s, delta, hardness, LINK, HARD)
-            plain = most - least < MAX_EXCESS
-            if LEARN and not IDS:
-                plain &= whole
+        most = _most_bits(tl.minimum(tl.max(tl.abs(c)), 1.0), s, delta, hardness, LINK, HARD)
+        plain = most - least < MAX_EXCESS
+        if LEARN and not IDS:
+            plain &= whole
         part = 0.0
         if plain:
             if LINK == SCALE:
@@ -426,31 +440,22 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
             a = tl.exp2(bits) * shares
             if LEARN:
                 if IDS:
-                    counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
-                    a = tl.where(counted, a, 0.0)
+                    a = tl.where(
+                        _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0
+                    )
                 part = tl.sum(a * c)
-        else:
-            if not LABELS:  # computed again, since a tile that waits here takes half of the registers
-                c, gap, rise, _, _ = _cosines(
-                    u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
-                )
-            bits = _bits(c, gap, rise, s, hardness, LINK, HARD and not LABELS, BM, BN)
-            if HARD and LABELS:
-                bits += tl.where(same, 0.0, (hardness * LOG2E) * c)
+        else:  # what is computed again would, if kept for this rare case, take half of the registers
+            c, gap, rise, _, _ = _cosines(
+                u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
+            )
             counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+            bits = _bits(c, gap, rise, s, hardness, LINK, HARD, BM, BN)
             bits = tl.where(counted, bits, float("-inf"))
             near, near_z = _normaliser(upstream, step, weight, rows_z, i, N, LINK)
             a = near[:, None] * _share(bits, near_z[:, None])
-            if LABELS:
-                a = tl.where(same, near_keep * a, a)
             if COLS:
                 far, far_z = _normaliser(far_upstream, step, weight, cols_z, j, M, LINK)
-                more = far[None, :] * _share(bits, far_z[None, :])
-                if LABELS:
-                    more = tl.where(same, far_keep * more, more)
-                a += more
-            if LABELS:
-                a = tl.where(same & counted, a - target, a)
+                a += far[None, :] * _share(bits, far_z[None, :])
             if LEARN:
                 part = tl.sum(a * c)
             if LINK != SCALE:
@@ -468,9 +473,9 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
 
 @triton.jit
 def _share(bits, z):
-    """2^(bits - z), which is at most 1 unless float64 could not hold the sum."""
+    """exp(logit - z), which is finite even where float64 could not hold the sum."""
     above = bits - z * LOG2E
-    return tl.exp2(tl.where(above > 0, 0.0, above))
+    return tl.exp2(tl.where(above > MAX_EXCESS, MAX_EXCESS, above))
 
 
 @triton.jit
