@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from taufree.backends.fused import MAX_BITS
 from taufree.backends.numerics import chords, normalize
 from taufree.contrast import Contrast
 from taufree.links import Link
@@ -17,7 +18,6 @@ from taufree.stats import Tally, add_tile
 # EXP: scale * c where all weights, relative to that of c = 1, stay in float32's range.
 ODDS, POWER, SCALE, EXP = range(4)
 MAX_EXP_SCALE = 40.0  # the largest scale at which exp(scale * (c - 1)) stays in float32's range
-MAX_BITS = 1000  # weights are 2^-1000 to 2^1000, so that float64 holds sums of them
 
 
 class KernelLink(NamedTuple):

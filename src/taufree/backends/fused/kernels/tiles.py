@@ -22,7 +22,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from taufree.backends.fused import arguments
+from taufree.backends import fused
 from taufree.backends.fused.kernels.arithmetic import (
     EXP,
     INTERPRETED,
@@ -35,7 +35,7 @@ from taufree.backends.fused.kernels.arithmetic import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-MAX_BITS = tl.constexpr(float(arguments.MAX_BITS))
+MAX_BITS = tl.constexpr(float(fused.MAX_BITS))
 MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, if sums over a tile are to stay in float32's range;
 LOWERED = tl.constexpr(64.0)  # where some may have more, the bits that all are lowered by
 MIN_SUM = tl.constexpr(2.0**-90)  # a weight too small for float32 changes no digit of such a sum
