@@ -36,8 +36,9 @@ from taufree.backends.fused.kernels.arithmetic import (
 
 LN2 = tl.constexpr(0.6931471805599453)
 MAX_BITS = tl.constexpr(float(fused.MAX_BITS))
-MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, if sums over a tile are to stay in float32's range;
-LOWERED = tl.constexpr(64.0)  # where some may have more, the bits that all are lowered by
+MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, for sums over a tile to stay in float32's range
+# Where some weights may have more: the bits that all are lowered by, and what raises their sums again.
+LOWERED, RAISE = tl.constexpr(64.0), tl.constexpr(2.0**64)
 MIN_SUM = tl.constexpr(2.0**-90)  # a weight too small for float32 changes no digit of such a sum
 # A coefficient is 2^(bits - base) times the sum of both directions' dL/dL_i 2^(base - z_i). The base is
 # RAISED above the smallest z of the tile, and no bits are more than MAX_EXCESS above that: then what float32
@@ -306,7 +307,7 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         plain = _in_range(along)
         if COLS:
             plain &= _in_range(across)
-        raised = tl.where(large, 2.0**LOWERED, 1.0)
+        raised = tl.where(large, RAISE, 1.0)
         wide_along, wide_across = along.to(tl.float64) * raised, across.to(tl.float64) * raised
         if not plain:
             wide_along, wide_across = _wide_sum(bits, 1), _wide_sum(bits, 0)
