@@ -172,8 +172,10 @@ def _wide_sum(bits, AXIS: tl.constexpr):
 @triton.jit
 def _sum(amount, AXIS: tl.constexpr, LINK: tl.constexpr):
     if LINK == ODDS:
-        return tl.sum(amount, AXIS)
-    return _wide_sum(amount, AXIS)
+        total = tl.sum(amount, AXIS)
+    else:
+        total = _wide_sum(amount, AXIS)
+    return total
 
 
 @triton.jit
