@@ -35,9 +35,12 @@ def test_agrees_with_the_reference(case, interpreted):
 
 @pytest.mark.parametrize("case", SCALED)
 def test_gains_and_scales_of_all_sizes(case, interpreted):
-    """Next to a duplicate the log-odds are as exact as 1 - c is, see the twin below."""
-    exact = TOLERANCE[torch.float32]
-    assert max(interpreted[case]) < (1e-3 if "gain" in case and "duplicates" in case else exact)
+    """A gain multiplies what 1 - c misses, most of all next to a duplicate, see the twin below. The gradient
+    of a scale is a difference of cosines, with few digits left where all cosines agree."""
+    *found, last = interpreted[case]
+    exact = 1e-3 if "gain" in case and "duplicates" in case else 5e-5
+    assert max(found) < exact
+    assert last < (5e-3 if "scale" in case else exact)
 
 
 def test_tiles_that_float32_cannot_hold(interpreted):
@@ -46,7 +49,7 @@ def test_tiles_that_float32_cannot_hold(interpreted):
 
 def test_weights_that_float64_cannot_hold(interpreted):
     """A gain that only the device knows gives finite results, one that is known is refused."""
-    assert all(abs(x) < float("inf") for x in interpreted["beyond"])
+    assert all(abs(x) < 1e7 for x in interpreted["beyond"])
     assert "2^1000" in interpreted["refused"]
 
 

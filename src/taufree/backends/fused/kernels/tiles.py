@@ -392,7 +392,7 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         near_s = tl.load(scale + i, i < N, 1.0)[:, None]
         bits = tl.where(counted, c * ((near_s + hardness) * LOG2E), float("-inf"))
-        a = near[:, None] * _share(bits, near_z[:, None])
+        a = near[:, None] * _share(bits, near_z[:, None], LABELS)
         if LEARN:
             at = tj * (row_tiles * BM) + ti * BM + tl.arange(0, BM)
             tl.store(learned + at, tl.sum(a * c, 1))
@@ -400,7 +400,7 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         if COLS:
             far_s = tl.load(scale + j, j < M, 1.0)[None, :]
             bits = tl.where(counted, c * ((far_s + hardness) * LOG2E), float("-inf"))
-            more = far[None, :] * _share(bits, far_z[None, :])
+            more = far[None, :] * _share(bits, far_z[None, :], LABELS)
             if LEARN:
                 at = row_tiles * col_tiles * BM + ti * (col_tiles * BN) + tj * BN + tl.arange(0, BN)
                 tl.store(learned + at, tl.sum(more * c, 0))
@@ -411,10 +411,10 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         bits = _bits(c, gap, rise, s, hardness, LINK, False, BM, BN)
         if HARD:
             bits += tl.where(same, 0.0, (hardness * LOG2E) * c)
-        a = near[:, None] * _share(bits, near_z[:, None])
+        a = near[:, None] * _share(bits, near_z[:, None], LABELS)
         a = tl.where(same, near_keep * a, a)
         if COLS:
-            more = far[None, :] * _share(bits, far_z[None, :])
+            more = far[None, :] * _share(bits, far_z[None, :], LABELS)
             a += tl.where(same, far_keep * more, more)
         a = tl.where(same, a - target, a)
         if LEARN:
@@ -455,10 +455,10 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
             bits = _bits(c, gap, rise, s, hardness, LINK, HARD, BM, BN)
             bits = tl.where(counted, bits, float("-inf"))
             near, near_z = _normaliser(upstream, step, weight, rows_z, i, N, LINK)
-            a = near[:, None] * _share(bits, near_z[:, None])
+            a = near[:, None] * _share(bits, near_z[:, None], LABELS)
             if COLS:
                 far, far_z = _normaliser(far_upstream, step, weight, cols_z, j, M, LINK)
-                a += far[None, :] * _share(bits, far_z[None, :])
+                a += far[None, :] * _share(bits, far_z[None, :], LABELS)
             if LEARN:
                 part = tl.sum(a * c)
             if LINK != SCALE:
@@ -475,10 +475,11 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
 
 
 @triton.jit
-def _share(bits, z):
-    """exp(logit - z), which is finite even where float64 could not hold the sum."""
-    above = bits - z * LOG2E
-    return tl.exp2(tl.where(above > MAX_EXCESS, MAX_EXCESS, above))
+def _share(bits, z, LABELS: tl.constexpr):
+    """exp(logit - z). It is at most 1, also where float64 could not hold the sum; with LABELS that of a
+    positive may be larger, and ``keep`` lowers it."""
+    above, most = bits - z * LOG2E, MAX_EXCESS if LABELS else 0.0
+    return tl.exp2(tl.where(above > most, most, above))
 
 
 @triton.jit
