@@ -309,13 +309,15 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         plain = _in_range(along)
         if COLS:
             plain &= _in_range(across)
-        raised = tl.where(large, RAISE, 1.0)
-        wide_along, wide_across = along.to(tl.float64) * raised, across.to(tl.float64) * raised
-        if not plain:
-            wide_along, wide_across = _wide_sum(bits, 1), _wide_sum(bits, 0)
-        _put(rows_out, tj, col_tiles, N, 0, i, wide_along, ATOMIC)
-        if COLS:
-            _put(cols_out, ti, row_tiles, width, 0, k, wide_across, ATOMIC)
+        if plain:
+            raised = tl.where(large, RAISE, 1.0)
+            _put(rows_out, tj, col_tiles, N, 0, i, along.to(tl.float64) * raised, ATOMIC)
+            if COLS:
+                _put(cols_out, ti, row_tiles, width, 0, k, across.to(tl.float64) * raised, ATOMIC)
+        else:
+            _put(rows_out, tj, col_tiles, N, 0, i, _wide_sum(bits, 1), ATOMIC)
+            if COLS:
+                _put(cols_out, ti, row_tiles, width, 0, k, _wide_sum(bits, 0), ATOMIC)
 
 
 @triton.jit
