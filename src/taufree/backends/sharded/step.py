@@ -22,7 +22,7 @@ weights                                if given   8 N
 scales, one for each anchor            if given   8 N, not if one-way
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
-column sums (all-to-all)               symmetric  8 N (fused: 4 N if float32 holds it)
+column sums (all-to-all)               symmetric  8 N (fused, float32 sums: 4 N)
 largest column cosines (all-to-all)    symmetric  the same, if statistics are wanted
 loss (all-reduce)                      mean, sum  8
 measurements (all-reduce)              measured   24
