@@ -10,6 +10,8 @@ from tests.support.devices import require_gpu
 from tests.support.fused_cases import (
     DECOUPLED,
     LINKS,
+    ROWS,
+    SCALES,
     SIGMOID,
     TOLERANCE,
     each_tau,
@@ -35,6 +37,7 @@ class Cubic(Link):
         ({"dtype": torch.bfloat16}, LogOdds(resolution=1e-6), "at least 1e-05"),
         ({"dtype": torch.float64}, LogOdds(), "float64"),
         ({"d": 5000}, LogOdds(), "5000"),
+        ({}, LogOdds(gain=100.0), "2^1000"),
         ({}, LogOdds(), None),
         ({}, Temperature(torch.ones(3)), None),
         ({"symmetric": True}, Temperature(torch.ones(6)), "in losses of one direction"),
@@ -79,8 +82,24 @@ def test_sums_of_some_columns_at_a_time(name, link, monkeypatch):
     from taufree.backends.fused import tile_passes as launch
 
     monkeypatch.setattr(launch, "PARTIAL_SUM_BYTES", 1)  # one column of tiles
-    found = errors(name, 515, 200, torch.float32, LINKS[link](), "cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = errors(name, 515, 200, torch.float32, LINKS[link](), "cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert max(found) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gains_and_scales_of_all_sizes(rows, scale, dtype):
+    """Next to a duplicate the log-odds are as exact as 1 - c is, and a gain multiplies what they miss."""
+    found = errors(rows, 515, 200, dtype, SCALES[scale](), "cuda")
+    if "gain" in scale and rows != "random":
+        assert all(x < float("inf") for x in found)
+    else:
+        assert max(found) < 2 * TOLERANCE[dtype]
 
 
 def test_deterministic_gradients_are_bit_equal():

@@ -1,5 +1,6 @@
 """Problems for the fused kernels, and their errors against the reference."""
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -33,11 +34,31 @@ CONTRASTS = (
 DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels", "decoupled keys")
 HARD = ("hard all", "hard own", "hard labels")
 SIGMOID = ("sigmoid", "sigmoid number", "sigmoid learned")
+ROWS = ("random", "clustered", "duplicates", "opposite")
+# Links with one exponential a pair, at scales whose weights float32 holds and at others.
+SCALES = {
+    **{f"gain {gain}": functools.partial(LogOdds, gain) for gain in (0.3, 2, 7, 9, 15, 20, 40)},
+    **{f"scale {scale}": functools.partial(LearnableTemperature, 1 / scale) for scale in (1, 5, 30, 70, 100)},
+}
 
 
 def each_tau(count):
     """A temperature for each of so many anchors, learned."""
     return Temperature(torch.nn.Parameter(torch.linspace(0.05, 1, count)))
+
+
+def rows_like(kind, n, d, dtype, device="cpu"):
+    """Anchors and keys, by one of ROWS; of "opposite" ones no anchor has a candidate with a weight near 1."""
+    generator = torch.Generator().manual_seed(0)
+    a, noise, centre = (torch.randn(k, d, generator=generator) for k in (n, n, 1))
+    b = a + noise
+    if kind == "clustered":
+        a, b = centre + a / 4, centre + b / 4
+    elif kind == "opposite":
+        a, b = centre + a / 20, b / 20 - centre
+    elif kind == "duplicates":
+        b[5], b[9], b[3] = a[4], -a[8], a[2] + 1e-3 * b[3]
+    return [a.to(device, dtype), b.to(device, dtype)]
 
 
 def make(name, n, d, dtype, device="cpu"):
@@ -112,7 +133,10 @@ def evaluate(backend, leaves, build, link, weights="each"):
 
 def errors(name, n, d, dtype, link, device="cpu", weights="each"):
     """|found - truth| / |truth| of the loss and of each gradient; NaN counts as inf."""
-    case = make(name, n, d, dtype, device)
+    if name in ROWS:
+        case = rows_like(name, n, d, dtype, device), lambda a, b: Contrast(a, b, symmetric=True)
+    else:
+        case = make(name, n, d, dtype, device)
     link = link.to(device)
     truth, found = (evaluate(backend, *case, link, weights) for backend in (reference.loss, fused.loss))
     assert all(x.dtype == y.dtype and x.shape == y.shape for x, y in zip(truth, found, strict=True))

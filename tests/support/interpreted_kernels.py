@@ -22,12 +22,15 @@ from taufree import (
 )
 from taufree.backends import fused, reference
 from taufree.contrast import Bias, Contrast
+from taufree.links.log_odds import with_gain
 from taufree.stats import Tracker
 from tests.support.fused_cases import (
     CONTRASTS,
     DECOUPLED,
     HARD,
     LINKS,
+    ROWS,
+    SCALES,
     SIGMOID,
     each_tau,
     errors,
@@ -76,10 +79,15 @@ TRACKED = {
 }
 EACH = {
     f"each, {name}, {str(dtype)[6:]}": (name, dtype)
-    for name in ("one-way", "queue", "own", "views", "decoupled views")
+    for name in ("one-way", "queue", "own", "views", "decoupled views", "hard own")
     for dtype in (torch.float32, torch.bfloat16)
     if dtype == torch.float32 or name == "views"
 }  # a temperature for each anchor
+SCALED = {f"{scale}, {rows}": (rows, link) for scale, link in SCALES.items() for rows in ROWS} | {
+    f"tensor {scale}, random": ("random", functools.partial(with_gain, torch.tensor(link().gain), 1e-4))
+    for scale, link in SCALES.items()
+    if "gain" in scale
+}
 
 
 def agreement():
@@ -97,6 +105,25 @@ def agreement():
     found["deterministic"] += errors("sigmoid", N, D, torch.float32, LogOdds())
     torch.use_deterministic_algorithms(False)
     found["twin"] = errors("twin", N, D, torch.float32, LogOdds())
+    return found
+
+
+def scaled():
+    """Errors at gains and scales of all sizes; again with every tile taken for one that float32 cannot hold;
+    and a gain whose weights even float64 cannot, in a tensor and as a number."""
+    found = {case: errors(rows, N, D, torch.float32, link()) for case, (rows, link) in SCALED.items()}
+    usual = tile_kernels.MIN_SUM, tile_kernels.MAX_EXCESS
+    tile_kernels.MIN_SUM, tile_kernels.MAX_EXCESS = tl.constexpr(float("inf")), tl.constexpr(-1e30)
+    found["apart"] = [
+        x for link in ("gain", "learned") for x in errors("symmetric", N, D, torch.float32, LINKS[link]())
+    ]
+    tile_kernels.MIN_SUM, tile_kernels.MAX_EXCESS = usual
+    rows = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    rows[1:3], keys = rows[4:6], rows.roll(1, 0)
+    rows.requires_grad_()
+    value = fused.loss(Contrast(rows, keys, symmetric=True), with_gain(torch.tensor(100.0), 1e-4), 1.0)
+    found["beyond"] = [value.item(), *torch.autograd.grad(value, rows)[0].flatten().tolist()]
+    found["refused"] = fused.unsupported(Contrast(rows, keys), LogOdds(gain=100.0))
     return found
 
 
@@ -226,7 +253,10 @@ def calibrated(view):
 
 
 if __name__ == "__main__":
+    import triton.language as tl
+
     from taufree.backends.fused import tile_passes as launch
+    from taufree.backends.fused.kernels import tiles as tile_kernels
 
     launch.tile_config = lambda link, labels, mode: launch.Config(16, 16, 64)
     launch.chunk_shape = lambda pad, mode: (16, 32)
@@ -235,6 +265,7 @@ if __name__ == "__main__":
     a = torch.randn(7, 5, requires_grad=True)
     found = {
         **agreement(),
+        **scaled(),
         **tracked(),
         **columns_of_a_table(torch.randn(7, 5)),
         "second derivative": [

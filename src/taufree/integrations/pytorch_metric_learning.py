@@ -324,14 +324,9 @@ class SupConLoss(_Free, original.SupConLoss):
         own candidate. With several positives no loss is near 0."""
         with torch.no_grad():
             unit = (normalize(z.to(losses.dtype)) for z in (a, b))
-<<<<<<< HEAD
-            cosines: Tensor = torch.linalg.vecdot(*unit)
-            return (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
-=======
             cosines = torch.linalg.vecdot(*unit)
             offsets: Tensor = (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
             return offsets
->>>>>>> w-attack
 
 
 def _too_few(positives: int, negatives: int) -> bool:

@@ -13,7 +13,7 @@ from taufree import LogOdds
 from taufree.backends import fused
 from taufree.contrast import Contrast
 from tests.support.fused_cases import TOLERANCE
-from tests.support.interpreted_kernels import CASES, EACH, TRACKED
+from tests.support.interpreted_kernels import CASES, EACH, SCALED, TRACKED
 from tests.support.paths import ROOT
 
 
@@ -31,6 +31,26 @@ def interpreted():
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_the_reference(case, interpreted):
     assert max(interpreted[case]) < TOLERANCE[CASES[case][2]]
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_gains_and_scales_of_all_sizes(case, interpreted):
+    """A gain multiplies what 1 - c misses, most of all next to a duplicate, see the twin below. The gradient
+    of a scale is a difference of cosines, with few digits left where all cosines agree."""
+    *found, last = interpreted[case]
+    exact = 1e-3 if "gain" in case and "duplicates" in case else 5e-5
+    assert max(found) < exact
+    assert last < (5e-3 if "scale" in case else exact)
+
+
+def test_tiles_that_float32_cannot_hold(interpreted):
+    assert max(interpreted["apart"]) < TOLERANCE[torch.float32]
+
+
+def test_weights_that_float64_cannot_hold(interpreted):
+    """A gain that only the device knows gives finite results, one that is known is refused."""
+    assert all(abs(x) < 1e7 for x in interpreted["beyond"])
+    assert "2^1000" in interpreted["refused"]
 
 
 @pytest.mark.parametrize("case", TRACKED)

@@ -6,15 +6,18 @@ Triton is imported only when a loss is computed.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from taufree.contrast import Contrast
-from taufree.links import Link
+from taufree.links import Link, LogOdds, Temperature
 
 MAX_COLUMNS = 4096  # of an input: a row must fit the registers of a block
 # The smallest resolution above the rounding of a tile: of half-precision inputs, and of others.
 MIN_RESOLUTION = {True: 1e-5, False: 1e-7}
+MAX_BITS = 1000  # weights are 2^-1000 to 2^1000, so that float64 holds their sums; others count as these
 
 
 def unsupported(contrast: Contrast, link: Link) -> str | None:
@@ -38,7 +41,18 @@ def unsupported(contrast: Contrast, link: Link) -> str | None:
     finest = MIN_RESOLUTION[all(x.dtype.itemsize == 2 for x in inputs)]
     if formula.kind == "log-odds" and formula.resolution < finest:
         return f"the kernels need a resolution of at least {finest:g} here, got {formula.resolution:g}."
+    if contrast.bias is None and _most_bits(link) + contrast.hardness / math.log(2) > MAX_BITS:
+        return f"the kernels take weights up to 2^{MAX_BITS}, and {link} has larger ones."
     return None
+
+
+def _most_bits(link: Link) -> float:
+    """Of the weights of a link whose scale is a number; 0 for one whose scale only the device knows."""
+    if isinstance(link, LogOdds) and not isinstance(link.gain, Tensor):
+        return link.gain * math.log2(2 / link.resolution + 1)
+    if isinstance(link, Temperature) and not isinstance(link.tau, Tensor):
+        return 1 / (link.tau * math.log(2))
+    return 0.0
 
 
 def machine(device: str, index: int | None) -> str | None:

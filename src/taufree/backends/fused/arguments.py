@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from taufree.backends.fused import MAX_BITS
 from taufree.backends.numerics import chords, normalize
 from taufree.contrast import Contrast
 from taufree.links import Link
@@ -31,18 +33,14 @@ class KernelLink(NamedTuple):
     hardness: float = 0.0
 
     @property
-    def plain(self) -> bool:
-        """Whether sums over weights are plain numbers; else they are kept as logarithms."""
-        return self.kind in (ODDS, EXP)
+    def sum_dtype(self) -> torch.dtype:
+        """Of sums over weights, which are plain numbers: what has the range of the weights."""
+        return torch.float32 if self.kind in (ODDS, EXP) else torch.float64
 
     @property
     def each(self) -> bool:
         """Whether each anchor has a scale of its own."""
         return self.scale.shape[0] > 1
-
-    @property
-    def empty_sum(self) -> float:
-        return 0.0 if self.plain else -torch.inf
 
 
 class Arguments(NamedTuple):
@@ -51,7 +49,7 @@ class Arguments(NamedTuple):
 
     Attributes:
         anchors, keys, queue: [N, D], [N, D] and [M, D], see :class:`taufree.contrast.Contrast`.
-        own_sums: [N], the sum of the weights of each anchor's own negatives (its logarithm unless ODDS).
+        own_sums: [N], the sum of the weights of each anchor's own negatives.
         scale: [1], of the link, or [N], of each anchor; [0] for ODDS.
         groups: [N], ids, or labels if ``positive_count`` is given.
         key_groups: [M], the keys' labels, if they are not the anchors'.
@@ -136,7 +134,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:
         scale = contrast.anchors.new_full((1,), scale, dtype=torch.float32)
-    groups, (own_sums, tally) = contrast.groups, _own_negatives(contrast, link, kind)
+    groups, (own_sums, tally) = contrast.groups, _own_negatives(contrast, link)
     return Arguments(
         contrast.anchors.contiguous(),
         None if contrast.keys is None else contrast.keys.contiguous(),
@@ -160,7 +158,7 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
     )
 
 
-def _own_negatives(contrast: Contrast, link: Link, kind: int) -> tuple[Tensor | None, Tally | None]:
+def _own_negatives(contrast: Contrast, link: Link) -> tuple[Tensor | None, Tally | None]:
     """The sum over each anchor's own negatives, [N], and their tally; row by row and exactly, since they are
     few."""
     own, tally = contrast.own_negatives, None
@@ -173,4 +171,5 @@ def _own_negatives(contrast: Contrast, link: Link, kind: int) -> tuple[Tensor | 
     logits = link.logit(cosine, gap, rise) + contrast.hardness * cosine.detach()
     if tally is not None:
         add_tile(gap.detach(), 1.0, None, None, [(tally, slice(None), 1)])
-    return logits.exp().sum(1) if kind == ODDS else logits.logsumexp(1), tally
+    most = MAX_BITS * math.log(2)
+    return logits.clamp(-most, most).exp().sum(1), tally

@@ -72,20 +72,19 @@ def fill_pairs(
 ) -> tuple[Tensor, Tensor]:
     """:func:`fill` for both, and [3, N] in float64: exactly 1 - c and 1 + c of each anchor and its positive,
     and room for dL/dc of that pair; also both directions' sums [2, 1, N], still without any pair."""
-    sums = u.x.new_empty(2, 1, u.n, dtype=torch.float32)
-    first = link.empty_sum
+    sums = u.x.new_empty(2, 1, u.n, dtype=link.sum_dtype)
     positive = u.x.new_empty(3, u.n, dtype=torch.float64)
     if u is not v and shift == 0:
         start(
             row_kernels.unit_pairs, u.n, u.x, u.unit, u.stats, shortest(u.x.dtype), v.x, v.unit, v.stats,
-            shortest(v.x.dtype), positive, sums, u.n, first, D=u.d, PAD=u.pad, SPLIT=mode.split,
+            shortest(v.x.dtype), positive, sums, u.n, D=u.d, PAD=u.pad, SPLIT=mode.split,
             BLOCK=u.block, num_warps=u.warps,
         )  # fmt: skip
         return positive, sums
     for rows in [u] if u is v else [u, v]:
         fill(rows, mode)
     start(
-        row_kernels.chords, u.n, u.x, v.x, u.stats, v.stats, positive, sums, u.n, shift, first,
+        row_kernels.chords, u.n, u.x, v.x, u.stats, v.stats, positive, sums, u.n, shift,
         D=u.d, BLOCK=u.block, num_warps=u.warps,
     )  # fmt: skip
     return positive, sums
@@ -113,8 +112,7 @@ def close_labelled(
     The same formulas as tiles.Direction.close. An anchor without a positive has neither loss nor gradient.
     """
     negatives, positives, logits = sums.double()
-    if link.kind == ODDS:
-        negatives, positives = negatives.clamp(min=0).log(), positives.log()
+    negatives, positives = negatives.clamp(min=0).log(), positives.log()
     some, keeps = count > 0, count != 1
     if decoupled:
         log_z, loss, share = negatives, negatives - logits / count, 1 / count

@@ -75,9 +75,7 @@ class FusedStep:
             for rows in self.rows[:2]:
                 if rows is not None:
                     fill(rows, self.mode)
-            shape = (3, self.anchors.n)
-            self.row_sums = self.anchors.x.new_full(shape, self.link.empty_sum, dtype=torch.float32)
-            self.row_sums[2].zero_()
+            self.row_sums = self.anchors.x.new_zeros((3, self.anchors.n), dtype=self.link.sum_dtype)
             self.col_sums = self.row_sums
         self.tallies = self._tallies()
         for block in self._blocks():
@@ -108,7 +106,7 @@ class FusedStep:
         if arguments.positive_count is not None:
             sums = self.row_sums
             if offsets is not None:
-                sums = torch.cat([sums[:1] - offsets, sums[1:]])
+                sums = torch.cat([sums[:1] * torch.exp(-offsets), sums[1:]])
             loss, self.normalisers, self.positive = close_labelled(
                 sums, arguments.positive_count, link, arguments.decoupled
             )
@@ -119,10 +117,11 @@ class FusedStep:
             return loss
         rows, own = self.row_sums, arguments.own_sums
         if own is not None:
-            rows = rows + own if link.kind == ODDS else torch.logaddexp(rows.to(own.dtype), own)
+            rows = rows + own
         cols = self.col_sums if arguments.symmetric else None
         if offsets is not None:
-            rows, cols = rows - offsets[0], None if cols is None else cols - offsets[1]
+            lower = torch.exp(-offsets)
+            rows, cols = rows * lower[0], None if cols is None else cols * lower[1]
         loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight, arguments.decoupled)
         if offsets is not None:
             self.normalisers += offsets
@@ -203,4 +202,4 @@ def own_share(arguments: Arguments, normalisers: Tensor) -> Tensor:
     own = arguments.own_sums
     assert own is not None
     z = normalisers[0].to(own.dtype)
-    return z / (2 * (1 + arguments.resolution)) if arguments.kind == ODDS else (own - z).exp()
+    return z / (2 * (1 + arguments.resolution)) if arguments.kind == ODDS else (-z).exp()

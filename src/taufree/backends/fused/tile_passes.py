@@ -34,13 +34,14 @@ class Config(NamedTuple):
     registers: int | None = None
 
 
-def tile_config(link: KernelLink, labels: bool, mode: Mode) -> Config:
-    """Fixed, so that nothing is tuned again for another N. Exponentials and pairs need more registers.
+def tile_config(link: KernelLink, heavy: bool, mode: Mode) -> Config:
+    """Fixed, so that nothing is tuned again for another N. Pairs of float16, a scale for each anchor and
+    ``heavy`` arithmetic need more registers.
 
     Blackwell has less room for pairs: the cards for desktops 99 KiB of stages instead of Hopper's 227, and on
     the others the registers did not suffice for labels.
     """
-    if link.plain and not labels and not mode.split:
+    if not heavy and not link.each and not mode.split:
         return Config()
     return Config(bm=64 if mode.split and _blackwell() else 128, warps=8)
 
@@ -100,28 +101,23 @@ def add_sums(
     block: PairBlock, mode: Mode, link: KernelLink, rows: Tensor, cols: Tensor,
     tallies: tuple[Tally, Tally] | None = None,
 ) -> None:  # fmt: skip
-    """Adds a block's weights (or their logarithms) to rows [1, N] and, if it goes both ways, cols [1, M].
+    """Adds a block's weights to rows [1, N] and, if it goes both ways, cols [1, M].
 
-    Atomically if the sums are plain; tile by tile, then in a fixed order, for the logarithms and whenever
-    torch is asked for deterministic algorithms. ``cols`` is ``rows`` for anchors among themselves. With
-    labels the first dimension is 3, see the kernel. ``tallies`` are those of anchors and candidates, if
-    statistics are wanted.
+    Atomically; tile by tile, then in a fixed order, if torch is asked for deterministic algorithms. ``cols``
+    is ``rows`` for anchors among themselves. With labels the first dimension is 3, see the kernel.
+    ``tallies`` are those of anchors and candidates, if statistics are wanted.
     """
     u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)
-    atomic = link.plain and not torch.are_deterministic_algorithms_enabled()
+    atomic = not torch.are_deterministic_algorithms_enabled()
     row_tiles, options = -(-u.n // config.bm), block.options(mode, config, link)
-    step = v.n if atomic else max(1, PARTIAL_SUM_BYTES // (4 * parts * u.n)) * config.bn
+    step = v.n if atomic else max(1, PARTIAL_SUM_BYTES // (rows.itemsize * parts * u.n)) * config.bn
     for first in range(0, v.n, step):
         seen = cols[:, first : first + step]
         col_tiles = -(-min(step, v.n - first) // config.bn)
         along, across = rows, cols
         if not atomic:
-            along = rows.new_full((parts, col_tiles, u.n), link.empty_sum)
-            across = (
-                rows.new_full((parts, row_tiles, seen.shape[1]), link.empty_sum) if options["COLS"] else along
-            )
-            for logits in (along[2:], across[2:]):
-                logits.zero_()
+            along = rows.new_zeros((parts, col_tiles, u.n))
+            across = rows.new_zeros((parts, row_tiles, seen.shape[1])) if options["COLS"] else along
         start(
             tile_kernels.tile_sums, row_tiles * col_tiles, *block.tiles(config, link), along, across,
             *((along, across) if tallies is None else (tally.table for tally in tallies)), u.n, v.n, first,
@@ -130,11 +126,7 @@ def add_sums(
         )  # fmt: skip
         if not atomic:
             for total, found in [(rows, along)] + ([(seen, across)] if options["COLS"] else []):
-                if link.plain:
-                    total += found.sum(1)
-                else:
-                    total[:2] = torch.logaddexp(total[:2], found[:2].logsumexp(1))
-                    total[2:] += found[2:].sum(1)
+                total += found.sum(1)
 
 
 def add_gradients(

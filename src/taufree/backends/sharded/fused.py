@@ -28,7 +28,8 @@ def engine_of(contrast: Contrast, link: Link) -> tuple[Callable[..., FusedShards
 class FusedShards(FusedStep):
     """See :class:`.step.ShardEngine`."""
 
-    dtype = sum_dtype = torch.float32
+    dtype = torch.float32
+    empty_sum = 0.0
     of_far_scale: Tensor | None = None
 
     def __init__(self, arguments: Arguments, inputs: Sequence[Tensor | None], wanted: Sequence[bool]) -> None:
@@ -38,7 +39,7 @@ class FusedShards(FusedStep):
         super().__init__(
             arguments._replace(anchors=anchors, keys=keys, queue=queue, own_sums=own_sums, scale=scale)
         )
-        self.empty_sum = self.link.empty_sum
+        self.sum_dtype = self.link.sum_dtype
         learns = wanted[4] and self.link.kind == SCALE
         self.wanted = [wanted[0], wanted[1], wanted[2] and self.queue is not None, learns]
         self.wants_own_sums = wanted[3]
@@ -51,7 +52,7 @@ class FusedShards(FusedStep):
         with torch.cuda.device_of(self.anchors.x):  # type: ignore[no-untyped-call]
             block = self._block(shard, shard.are_anchors and self.arguments.symmetric)
             sums = self.row_sums
-            cols = sums.new_full((1, block.v.n), self.empty_sum) if block.both_ways else sums
+            cols = sums.new_zeros((1, block.v.n)) if block.both_ways else sums
             tallies = None
             if self.tallies:
                 tallies = (self.tallies[0], shard.tally or self.tallies[0])
@@ -59,10 +60,7 @@ class FusedShards(FusedStep):
             return cols[0] if block.both_ways else None
 
     def merge(self, parts: Tensor) -> None:
-        if self.link.plain:
-            self.col_sums = self.col_sums + parts.sum(0)
-        else:
-            self.col_sums = torch.logaddexp(self.col_sums, parts.logsumexp(0))
+        self.col_sums = self.col_sums + parts.sum(0)
 
     def losses(self) -> Tensor:
         with torch.cuda.device_of(self.anchors.x):  # type: ignore[no-untyped-call]

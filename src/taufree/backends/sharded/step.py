@@ -22,7 +22,7 @@ weights                                if given   8 N
 scales, one for each anchor            if given   8 N, not if one-way
 embeddings                             in batch   N D x their item size
 shared negatives                       if given   M D x their item size
-column sums (all-to-all)               symmetric  8 N (float32 of the fused kernels: 4 N)
+column sums (all-to-all)               symmetric  8 N (fused, float32 sums: 4 N)
 largest column cosines (all-to-all)    symmetric  the same, if statistics are wanted
 loss (all-reduce)                      mean, sum  8
 measurements (all-reduce)              measured   24
@@ -243,7 +243,7 @@ class ShardedStep:
         def add(rows: Tensor, span: range) -> None:
             shard = self.shard(rows, span)
             if cols is not None and tracker is not None:
-                shard = shard._replace(tally=Tally.empty(rows, engine.sum_dtype))
+                shard = shard._replace(tally=Tally.empty(rows, engine.tallies[1].table.dtype))
             found = engine.add(shard)
             if cols is not None and found is not None:
                 cols[span.start : span.stop] = found

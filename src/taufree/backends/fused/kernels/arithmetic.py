@@ -3,7 +3,7 @@
 ODDS is LogOdds at gain 1, with r = 1/(1 - c + delta), weight 2(1+delta)r - 1 and slope 2(1+delta)r^2,
 without exponential and maximum. POWER is LogOdds at any gain, SCALE a temperature. EXP is a temperature of
 at least 0.025, whose weights, relative to that of c = 1, stay in float32's range: exp((c - 1)/tau).
-The sums of ODDS and EXP are plain sums, those of the others logarithms.
+The sums of ODDS and EXP are float32 numbers, those of the others float64, whose range their weights need.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
@@ -18,6 +18,7 @@ from taufree.backends.fused import arguments
 ODDS, POWER = tl.constexpr(arguments.ODDS), tl.constexpr(arguments.POWER)
 SCALE, EXP = tl.constexpr(arguments.SCALE), tl.constexpr(arguments.EXP)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -35,6 +36,16 @@ def reciprocals(x, ROWS: tl.constexpr, COLS: tl.constexpr):
     a, b = tl.split(tl.reshape(x, (ROWS, COLS // 2, 2)))
     both = reciprocal(a * b)
     return tl.reshape(tl.join(b * both, a * both), (ROWS, COLS))
+
+
+@triton.jit
+def log2(x):
+    """To 2^-22, absolutely where x is near 1, else relatively."""
+    if INTERPRETED:
+        return tl.log2(x)
+    return tl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )
 
 
 @triton.jit

@@ -49,9 +49,9 @@ def _unit_row(x, unit, stats, i, d, N, D, least, PAD: tl.constexpr, SPLIT: tl.co
 
 
 @triton.jit
-def _chord(positive, sums, start, i, N, u, v, deficit):
-    tl.store(sums + i, start)
-    tl.store(sums + N + i, start)
+def _chord(positive, sums, i, N, u, v, deficit):
+    tl.store(sums + i, 0.0)
+    tl.store(sums + N + i, 0.0)
     tl.store(positive + i, (tl.sum((u - v) * (u - v), 0) + deficit) / 2)
     tl.store(positive + N + i, (tl.sum((u + v) * (u + v), 0) + deficit) / 2)
 
@@ -76,28 +76,28 @@ def unit_rows(x, unit, stats, N, least, D: tl.constexpr, PAD: tl.constexpr, SPLI
 
 
 @triton.jit(do_not_specialize=("N",))
-def unit_pairs(x, x_unit, x_stats, x_least, y, y_unit, y_stats, y_least, positive, sums, N, start,
+def unit_pairs(x, x_unit, x_stats, x_least, y, y_unit, y_stats, y_least, positive, sums, N,
                D: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """unit_rows of x and of y and the chords of row i with row i, in one launch."""
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     u, u_deficit = _unit_row(x, x_unit, x_stats, i, d, N, D, x_least, PAD, SPLIT)
     v, v_deficit = _unit_row(y, y_unit, y_stats, i, d, N, D, y_least, PAD, SPLIT)
-    _chord(positive, sums, start, i, N, u, v, u_deficit + v_deficit)
+    _chord(positive, sums, i, N, u, v, u_deficit + v_deficit)
 
 
 @triton.jit(do_not_specialize=("N", "shift"))
-def chords(x, y, x_stats, y_stats, positive, sums, N, shift, start, D: tl.constexpr,
+def chords(x, y, x_stats, y_stats, positive, sums, N, shift, D: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
     """Exactly 1 - c and 1 + c of each row of x and its positive, row i + shift of y, to positive [3, N].
 
-    And ``start`` to sums [2, N], which the tiles add to.
+    And zeros to sums [2, N], which the tiles add to.
     """
     i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     j = (i + shift) % N
     u, v = _row(x, x_stats, i, d, D), _row(y, y_stats, j, d, D)
     deficit = tl.where(tl.load(x_stats + N + i) == 0, 1.0 - tl.sum(u * u, 0), 0.0)
     deficit += tl.where(tl.load(y_stats + N + j) == 0, 1.0 - tl.sum(v * v, 0), 0.0)
-    _chord(positive, sums, start, i, N, u, v, deficit)
+    _chord(positive, sums, i, N, u, v, deficit)
 
 
 @triton.jit(do_not_specialize=("N",))
@@ -141,12 +141,12 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
                 missed += share * negatives / (negatives + weight)
                 normaliser = share * steep / (negatives + weight)
         elif DECOUPLED:
-            some = negatives != -float("inf")
+            some, negatives = negatives != 0, tl.log(negatives)
             total += tl.where(some, share * (negatives - logit), 0.0)
             missed += tl.where(some, share, 0.0)
             normaliser = tl.where(some, negatives + (0.6931471805599453 if COLS else 0.0), float("inf"))
         else:
-            excess = negatives - logit
+            excess = tl.log(negatives) - logit
             small = tl.exp(-tl.abs(excess))
             more = tl.where(excess > 0, excess, 0.0) + log1p(small)
             total += share * tl.where(excess == excess, more, excess)

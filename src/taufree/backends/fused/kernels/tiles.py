@@ -7,8 +7,11 @@ unit row is a pair (coarse, rest) of float16, see rows.unit_rows, and 1 - c a ha
     (|h|^2 + |k|^2)/2 - h.k   +   the same of the rests:   1 - c     with + for -:   1 + c
 
 whose first part is exact and whose second is small: nothing is lost as c approaches 1, at four products
-instead of one. The sums of ODDS and EXP are plain sums; those of other links are logarithms, each tile
-relative to its own maximum.
+instead of one.
+
+The weights of POWER and SCALE are 2^bits. Where float32 holds the sums of a tile, or the factors of its
+coefficients, rows and columns share one exponential a pair; any other tile takes one for each of them,
+relative to their own sums.
 """
 
 # ruff: noqa: SIM102, SIM108, SIM109, RET505
@@ -19,16 +22,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from taufree.backends import fused
 from taufree.backends.fused.kernels.arithmetic import (
     EXP,
     INTERPRETED,
+    LOG2E,
     ODDS,
     SCALE,
-    logit_of,
+    log2,
     reciprocals,
-    slope_of,
     tf32,
 )
+
+LN2 = tl.constexpr(0.6931471805599453)
+MAX_BITS = tl.constexpr(float(fused.MAX_BITS))
+MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, for sums over a tile to stay in float32's range
+# Where some weights may have more: the bits that all are lowered by, and what raises their sums again.
+LOWERED, RAISE = tl.constexpr(64.0), tl.constexpr(2.0**64)
+MIN_SUM = tl.constexpr(2.0**-90)  # a weight too small for float32 changes no digit of such a sum
+# A coefficient is 2^(bits - base) times the sum of both directions' dL/dL_i 2^(base - z_i). The base is
+# RAISED above the smallest z of the tile, and no bits are more than MAX_EXCESS above that: then what float32
+# cannot hold is a share below 2^-60.
+RAISED, MAX_EXCESS = tl.constexpr(40.0), tl.constexpr(88.0)
 
 
 @triton.jit
@@ -120,17 +135,53 @@ def _place(row_tiles, col_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _log_sum(logit, AXIS: tl.constexpr):
-    top = tl.max(logit, AXIS)
+def _bits(c, gap, rise, scale, hardness, LINK: tl.constexpr, HARD: tl.constexpr, BM: tl.constexpr,
+          BN: tl.constexpr):  # fmt: skip
+    """The logarithms of a tile's weights to base 2."""
+    if LINK == SCALE:
+        bits = c * (scale * LOG2E)
+    else:
+        bits = scale * log2(rise * reciprocals(gap, BM, BN))
+    if HARD:
+        bits += (hardness * LOG2E) * c
+    return bits
+
+
+@triton.jit
+def _most_bits(c, scale, delta, hardness, LINK: tl.constexpr, HARD: tl.constexpr):
+    """The most that a pair has whose cosine is between -c and c."""
+    if LINK == SCALE:
+        bits = c * (tl.abs(scale) * LOG2E)
+    else:
+        bits = tl.abs(scale) * tl.log2((1.0 + delta + c) / (1.0 + delta - c))
+    if HARD:
+        bits += (hardness * LOG2E) * c
+    return bits
+
+
+@triton.jit
+def _wide_sum(bits, AXIS: tl.constexpr):
+    """The sum over 2^bits in float64, relative to the largest."""
+    top = tl.ceil(tl.max(bits, AXIS))
     top = tl.where(top == float("-inf"), 0.0, top)
-    return top + tl.log(tl.sum(tl.exp(logit - tl.expand_dims(top, AXIS)), AXIS))
+    total = tl.sum(tl.exp2(bits - tl.expand_dims(top, AXIS)), AXIS)
+    exponent = tl.minimum(tl.maximum(top, -MAX_BITS), MAX_BITS).to(tl.int64) + 1023
+    return total.to(tl.float64) * (exponent << 52).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def _sum(amount, AXIS: tl.constexpr, LINK: tl.constexpr):
     if LINK == ODDS:
-        return tl.sum(amount, AXIS)
-    return _log_sum(amount, AXIS)
+        total = tl.sum(amount, AXIS)
+    else:
+        total = _wide_sum(amount, AXIS)
+    return total
+
+
+@triton.jit
+def _in_range(sums):
+    """Whether float32 held every weight of these sums, but for some that vanish in them."""
+    return tl.min(tl.where((sums > MIN_SUM) & (sums < float("inf")), 1, 0), 0) == 1
 
 
 @triton.jit
@@ -170,12 +221,12 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Adds the weights of a tile along its rows and, with COLS, along its columns.
 
-    ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums (their
-    logarithms unless ODDS or EXP) to rows_out [1, col_tiles, N] and cols_out [1, row_tiles, width], of the
-    ``width`` columns from first_col on. With EACH scale [N] is that of each anchor, and with COLS the
-    candidates are the anchors themselves. With LABELS the first dimension is 3: the negatives' weights, the
-    positives', and the positives' logits. With HARD the negatives' logits have hardness * c added. TRACK adds
-    to rows_tally [6, N] and cols_tally [6, M], see taufree.stats.Tally.
+    ATOMIC adds to rows_out [1, N] and cols_out [1, M]; otherwise each tile writes its own sums to rows_out
+    [1, col_tiles, N] and cols_out [1, row_tiles, width], of the ``width`` columns from first_col on. With
+    EACH scale [N] is that of each anchor, and with COLS the candidates are the anchors themselves. With
+    LABELS the first dimension is 3: the negatives' weights, the positives', and the positives' logits. With
+    HARD the negatives' logits have hardness * c added. TRACK adds to rows_tally [6, N] and cols_tally [6, M],
+    see taufree.stats.Tally.
     """
     ti, tj = _place(row_tiles, col_tiles, GROUP)
     row, col = ti * BM, first_col + tj * BN
@@ -202,12 +253,13 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
             logit = tl.log(tl.where(same, amount, 1.0))
             none = 0.0
         else:
-            logit = logit_of(c, gap, rise, tl.load(scale), LINK)
-            amount = tl.where(counted, logit, float("-inf"))
+            bits = _bits(c, gap, rise, tl.load(scale), hardness, LINK, False, BM, BN)
+            logit = bits * LN2
+            amount = tl.where(counted, bits, float("-inf"))
             none = float("-inf")
         negatives, positives = tl.where(same, none, amount), tl.where(same, amount, none)
         if HARD:
-            negatives += hardness * c
+            negatives += (hardness * LOG2E) * c
         logit = tl.where(same, logit, 0.0)
         _put(rows_out, tj, col_tiles, N, 0, i, _sum(negatives, 1, LINK), ATOMIC)
         _put(rows_out, tj, col_tiles, N, 1, i, _sum(positives, 1, LINK), ATOMIC)
@@ -220,7 +272,7 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         if LINK == ODDS:  # weight = times * r - less
             r, times, less = reciprocals(gap, BM, BN), 2.0 * (1.0 + delta), 1.0
         else:
-            r, times, less = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale))), 1.0, 0.0
+            r, times, less = tl.exp2(gap * (-LOG2E * tl.load(scale))), 1.0, 0.0
         if _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN):
             along = times * tl.sum(r, 1) - less * BN
             if COLS:
@@ -235,20 +287,44 @@ def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_
         _put(rows_out, tj, col_tiles, N, 0, i, along, ATOMIC)
         if COLS:
             _put(cols_out, ti, row_tiles, width, 0, k, across, ATOMIC)
-    else:
+    elif EACH:
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
-        if EACH:
-            logit = c * tl.load(scale + i, i < N, 1.0)[:, None]
-        else:
-            logit = logit_of(c, gap, rise, tl.load(scale), LINK)
-        if HARD:
-            logit += hardness * c
-        logit = tl.where(counted, logit, float("-inf"))
-        _put(rows_out, tj, col_tiles, N, 0, i, _log_sum(logit, 1), ATOMIC)
+        bits = c * ((tl.load(scale + i, i < N, 1.0) + hardness) * LOG2E)[:, None]
+        bits = tl.where(counted, bits, float("-inf"))
+        _put(rows_out, tj, col_tiles, N, 0, i, _wide_sum(bits, 1), ATOMIC)
         if COLS:
-            if EACH:
-                logit = tl.where(counted, c * tl.load(scale + j, j < M, 1.0)[None, :], float("-inf"))
-            _put(cols_out, ti, row_tiles, width, 0, k, _log_sum(logit, 0), ATOMIC)
+            bits = c * ((tl.load(scale + j, j < M, 1.0) + hardness) * LOG2E)[None, :]
+            bits = tl.where(counted, bits, float("-inf"))
+            _put(cols_out, ti, row_tiles, width, 0, k, _wide_sum(bits, 0), ATOMIC)
+    else:
+        s = tl.load(scale)
+        large = _most_bits(1.0, s, delta, hardness, LINK, HARD) > MAX_FLOAT32_BITS
+        bits = _bits(c, gap, rise, s, hardness, LINK, HARD, BM, BN)
+        whole = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN)
+        if not whole:
+            counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+            bits = tl.where(counted, bits, float("-inf"))
+        weight = tl.exp2(bits - tl.where(large, LOWERED, 0.0))
+        along, across = tl.sum(weight, 1), tl.sum(weight, 0)
+        plain = _in_range(along)
+        if COLS:
+            plain &= _in_range(across)
+        if plain:
+            raised = tl.where(large, RAISE, 1.0)
+            _put(rows_out, tj, col_tiles, N, 0, i, along.to(tl.float64) * raised, ATOMIC)
+            if COLS:
+                _put(cols_out, ti, row_tiles, width, 0, k, across.to(tl.float64) * raised, ATOMIC)
+        else:
+            _put(rows_out, tj, col_tiles, N, 0, i, _wide_sum(bits, 1), ATOMIC)
+            if COLS:
+                _put(cols_out, ti, row_tiles, width, 0, k, _wide_sum(bits, 0), ATOMIC)
+
+
+@triton.jit
+def _normaliser(upstream, step, weight, z, at, length, LINK: tl.constexpr):
+    """dL/dL_i and the normalisers of some anchors; past the end no pair has a share."""
+    here, none = at < length, 0.0 if LINK == ODDS or LINK == EXP else float("inf")
+    return tl.load(upstream + at * step, here, 0.0) * weight, tl.load(z + at, here, none)
 
 
 @triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
@@ -277,9 +353,17 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
             if LEARN and not EACH:
                 tl.store(learned + tl.program_id(0), 0.0)
             return
-    near, near_z = tl.load(upstream + i * step, i < N, 0.0) * weight, tl.load(rows_z + i, i < N, 0.0)
+    near, near_z = _normaliser(upstream, step, weight, rows_z, i, N, LINK)
     if COLS:
-        far, far_z = tl.load(far_upstream + j * step, j < M, 0.0) * weight, tl.load(cols_z + j, j < M, 0.0)
+        far, far_z = _normaliser(far_upstream, step, weight, cols_z, j, M, LINK)
+    if LINK != ODDS and LINK != EXP and not EACH and not LABELS:
+        least = tl.min(near_z, 0)
+        if COLS:
+            least = tl.minimum(least, tl.min(far_z, 0))
+        least = tl.minimum(least * LOG2E, 1e30)  # inf where nothing has a normaliser
+        near_share = near * tl.exp2(least + RAISED - near_z * LOG2E)
+        if COLS:
+            far_share = far * tl.exp2(least + RAISED - far_z * LOG2E)
     if LABELS:
         same = _same(i, j, u_groups, v_groups, N, M)
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
@@ -290,12 +374,13 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
     c, gap, rise, left, right = _cosines(
         u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
     )
+    whole, times = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN), 1.0
     if LINK == ODDS or LINK == EXP:
         if LINK == ODDS:
             r = reciprocals(gap, BM, BN)
             steep = r * r
         else:
-            steep = tl.exp2(gap * (-1.4426950408889634 * tl.load(scale)))
+            steep = tl.exp2(gap * (-LOG2E * tl.load(scale)))
         shares = (near * near_z)[:, None]
         if COLS:
             shares = shares + (far * far_z)[None, :]
@@ -308,49 +393,95 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
     elif EACH:
         counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
         near_s = tl.load(scale + i, i < N, 1.0)[:, None]
-        a = near[:, None] * tl.exp(tl.where(counted, c * near_s, float("-inf")) - near_z[:, None])
+        bits = tl.where(counted, c * ((near_s + hardness) * LOG2E), float("-inf"))
+        a = near[:, None] * _share(bits, near_z[:, None], LABELS)
         if LEARN:
             at = tj * (row_tiles * BM) + ti * BM + tl.arange(0, BM)
             tl.store(learned + at, tl.sum(a * c, 1))
         a *= near_s
         if COLS:
             far_s = tl.load(scale + j, j < M, 1.0)[None, :]
-            more = far[None, :] * tl.exp(tl.where(counted, c * far_s, float("-inf")) - far_z[None, :])
+            bits = tl.where(counted, c * ((far_s + hardness) * LOG2E), float("-inf"))
+            more = far[None, :] * _share(bits, far_z[None, :], LABELS)
             if LEARN:
                 at = row_tiles * col_tiles * BM + ti * (col_tiles * BN) + tj * BN + tl.arange(0, BN)
                 tl.store(learned + at, tl.sum(more * c, 0))
             a += more * far_s
+    elif LABELS:
+        s = tl.load(scale)
+        times = s if LINK == SCALE else 2.0 * (1.0 + delta) * s
+        bits = _bits(c, gap, rise, s, hardness, LINK, False, BM, BN)
+        if HARD:
+            bits += tl.where(same, 0.0, (hardness * LOG2E) * c)
+        a = near[:, None] * _share(bits, near_z[:, None], LABELS)
+        a = tl.where(same, near_keep * a, a)
+        if COLS:
+            more = far[None, :] * _share(bits, far_z[None, :], LABELS)
+            a += tl.where(same, far_keep * more, more)
+        a = tl.where(same, a - target, a)
+        if LEARN:
+            counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+            tl.store(learned + tl.program_id(0), tl.sum(tl.where(counted, a * c, 0.0)))
+        if LINK != SCALE:
+            a *= reciprocals(gap * rise, BM, BN)
     else:
         s = tl.load(scale)
-        logit = logit_of(c, gap, rise, s, LINK)
-        if HARD:
-            harder = hardness * c
-            if LABELS:
-                harder = tl.where(same, 0.0, harder)
-            logit += harder
-        counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
-        logit = tl.where(counted, logit, float("-inf"))
-        a = near[:, None] * tl.exp(logit - near_z[:, None])
-        if LABELS:
-            # Not 0 times a share, which may be infinite in a decoupled loss.
-            a = tl.where(same, tl.where(near_keep == 0, 0.0, near_keep * a), a)
-        if COLS:
-            more = far[None, :] * tl.exp(logit - far_z[None, :])
-            if LABELS:
-                more = tl.where(same, tl.where(far_keep == 0, 0.0, far_keep * more), more)
-            a += more
-        if LABELS:
-            a = tl.where(same & counted, a - target, a)
-        if LEARN:
+        times = s if LINK == SCALE else 2.0 * (1.0 + delta) * s
+        most = _most_bits(tl.minimum(tl.max(tl.abs(c)), 1.0), s, delta, hardness, LINK, HARD)
+        plain = most - least < MAX_EXCESS
+        if LEARN and not IDS:
+            plain &= whole
+        part = 0.0
+        if plain:
             if LINK == SCALE:
-                tl.store(learned + tl.program_id(0), tl.sum(a * c))
-        a *= slope_of(gap, rise, s, LINK)
-    if not SPLIT:
-        a = a * left[:, None] * right[None, :]
-    whole = _whole(row, col, N, M, shift, SELF, POSITIVES, IDS, BM, BN)
+                bits = c * (s * LOG2E) - (least + RAISED)
+            else:  # with the slope, 1/(gap * rise)
+                bits = (s - 1.0) * log2(rise) - ((s + 1.0) * log2(gap) + (least + RAISED))
+            if HARD:
+                bits += (hardness * LOG2E) * c
+            shares = near_share[:, None]
+            if COLS:
+                shares = shares + far_share[None, :]
+            a = tl.exp2(bits) * shares
+            if LEARN:
+                if IDS:
+                    a = tl.where(
+                        _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0
+                    )
+                part = tl.sum(a * c)
+        else:  # what is computed again would, if kept for this rare case, take half of the registers
+            c, gap, rise, _, _ = _cosines(
+                u, v, u_sides, v_sides, row, col, N, M, delta, PAD, SPLIT, BM, BN, BK
+            )
+            counted = _counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS)
+            bits = _bits(c, gap, rise, s, hardness, LINK, HARD, BM, BN)
+            bits = tl.where(counted, bits, float("-inf"))
+            near, near_z = _normaliser(upstream, step, weight, rows_z, i, N, LINK)
+            a = near[:, None] * _share(bits, near_z[:, None], LABELS)
+            if COLS:
+                far, far_z = _normaliser(far_upstream, step, weight, cols_z, j, M, LINK)
+                a += far[None, :] * _share(bits, far_z[None, :], LABELS)
+            if LEARN:
+                part = tl.sum(a * c)
+            if LINK != SCALE:
+                a *= reciprocals(gap * rise, BM, BN)
+        if LEARN:
+            tl.store(learned + tl.program_id(0), part)
     if not whole:
         a = tl.where(_counted(i, j, u_groups, v_groups, N, M, shift, SELF, POSITIVES, IDS), a, 0.0)
+    if SPLIT:
+        a *= times
+    else:
+        a = a * (left * times)[:, None] * right[None, :]
     _store(out, a, ti * BM, tj * BN, col_tiles * BN, SPLIT)
+
+
+@triton.jit
+def _share(bits, z, LABELS: tl.constexpr):
+    """exp(logit - z). It is at most 1, also where float64 could not hold the sum; with LABELS that of a
+    positive may be larger, and ``keep`` lowers it."""
+    above, most = bits - z * LOG2E, MAX_EXCESS if LABELS else 0.0
+    return tl.exp2(tl.where(above > most, most, above))
 
 
 @triton.jit
