@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> tuple[float, float]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="a SentenceTransformer's name or folder")
-    parser.add_argument("--scale", type=float, help="a scale for the cosines instead of a fitted gain")
+    parser.add_argument("--scale", type=float, help="a scale for the cosines instead of a fitted one")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--save", help="a folder for the trained model")
     chosen = parser.parse_args(arguments)
