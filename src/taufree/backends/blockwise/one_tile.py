@@ -183,6 +183,7 @@ class OneTile:
         self.kind = kind = tile_kind(link, learns)
         same = contrast.same_label(range(n), range(n)) if labelled else None
         inside = contrast.shift if matrix.positive is None and not labelled else None
+        # The log-odds are worth handing on; a temperature's cosines are there at once.
         handed_on = matrix.logits is not None and kind is PlainTile and offset_of(link)
         options = {"known": matrix.logits} if handed_on else {}
         self.tile = kind(link, matrix.gap, None, matrix.left_out, same, learns, inside, **options)
