@@ -127,7 +127,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that holds stsb/{train,dev,test}.csv")
     parser.add_argument("--model", type=Path, help="folder of another model")
     parser.add_argument(
-        "--links", type=parse_links, default=(*UNSET, "0.05", "learnable"), help="names, or temperatures 1/scale"
+        "--links",
+        type=parse_links,
+        default=(*UNSET, "0.05", "learnable"),
+        help="names, or temperatures 1/scale",
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(

@@ -13,7 +13,10 @@ from taufree.links import Cosines, Likelihood, Link
 
 
 class ContrastMeasure:
-    """See :class:`taufree.links.Measure`."""
+    """See :class:`taufree.links.Measure`.
+
+    ``no_grad`` is no decorator of these methods: torch.compile of PyTorch 2.11 cannot follow it.
+    """
 
     def __init__(self, contrast: Contrast, link: Link) -> None:
         self.contrast, self.link = contrast, link
@@ -24,14 +27,14 @@ class ContrastMeasure:
                 return moments.of_matrix(self.contrast, matrix.cosines(self.link))
             return moments.measure(self.contrast)
 
-    @torch.no_grad()
     def cosines(self) -> Cosines:
-        found = cosines.CosineSums(self.contrast)
-        found.add_own()
-        return cosines.summary(found.sums(), self.contrast.anchors.shape[1])
+        with torch.no_grad():
+            found = cosines.CosineSums(self.contrast)
+            found.add_own()
+            return cosines.summary(found.sums(), self.contrast.anchors.shape[1])
 
     def likelihood(self, link: Link) -> Likelihood:
-        with torch.no_grad():  # not as a decorator, which torch.compile of PyTorch 2.11 cannot follow here
+        with torch.no_grad():
             # Another formula than that of the link that measures needs another matrix.
             known = link.formula is not None and link.formula == self.link.formula
             if known and (matrix := self._matrix()) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,12 @@ def check_trackers(names: Sequence[str]) -> None:
     if "wandb" in names and os.environ.get("WANDB_MODE", "online") == "online":
         import wandb
 
-        advice, logged_in = "log in by wandb login or set WANDB_MODE=offline", True
-        # Older versions do not know the argument; a run says then what is wrong.
-        with _service("wandb", advice), suppress(TypeError):
-            logged_in = wandb.login(prompt=False)
+        advice = "log in by wandb login or set WANDB_MODE=offline"
+        with _service("wandb", advice):
+            try:
+                logged_in = wandb.login(prompt=False)
+            except TypeError:  # older versions have no such argument: they ask
+                logged_in = wandb.api.api_key is not None
         if not logged_in:
             raise BadInputError(f"wandb has no key here, {advice}.")
     if "mlflow" in names:
@@ -118,7 +120,7 @@ class Trackers:
         final = {f"final/{name}": value for name, value in metrics.items()}
         self._each(lambda logger: logger.log_metrics(final, epoch), but=["tensorboard"])
         if logger := self._loggers.get("tensorboard"):  # its table of settings has the metrics beside them
-            self._try("tensorboard", lambda: logger.log_hyperparams(self._settings, final, epoch))
+            self._try("tensorboard", lambda: logger.log_hyperparams(self._settings, final))
 
     def _add(self, name: str) -> None:
         self._loggers[name] = self._make(name)
