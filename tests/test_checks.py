@@ -99,8 +99,8 @@ BAD = {
     "link must be a taufree.Link such as LogOdds() or Temperature(0.5), a temperature or a name, got bool": (
         lambda x, i: nt_xent(x, x, link=True)
     ),
-    "link must be one of the names 'free', 'fitted', 'fitted-temperature', 'calibrated', 'learnable', a temperature or a Link, got "
-    "'fast'": lambda x, i: taufree.NTXent(link="fast"),
+    "link must be one of the names 'free', 'fitted', 'fitted-temperature', 'calibrated', 'learnable', a "
+    "temperature or a Link, got 'fast'": lambda x, i: taufree.NTXent(link="fast"),
     "link must be a Link that you keep from loss to loss, such as FittedLogOdds(), or the loss a module; "
     "got the name 'fitted'": lambda x, i: nt_xent(x, x, link="fitted"),
     "tau must be a positive number, or a floating-point tensor of one or of one for each anchor, got a "

