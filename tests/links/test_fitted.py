@@ -101,6 +101,17 @@ def test_a_batch_in_one_matrix_is_measured_as_any_other(link, name, n, dtype):
         torch.testing.assert_close(squares, moments.measure(contrast), rtol=tolerance, atol=1e-9)
 
 
+def test_a_single_anchor_leaves_the_calibrated_gain():
+    query, key = pairs(n=1)
+    queue = torch.randn(31, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    contrast, link = Contrast(query, key, queue=queue), CalibratedLogOdds()
+    mean, error = ContrastMeasure(contrast, link).squared_cosine()
+    assert (mean, error) == moments.measure(contrast)
+    assert error == torch.inf
+    info_nce(query, key, queue, in_batch=True, link=link)
+    assert link.gain == 1
+
+
 @pytest.mark.parametrize("name", CONTRASTS)
 def test_only_plain_contrasts_are_measured_in_one_matrix(name):
     a, b = pairs()

@@ -23,7 +23,8 @@ class ContrastMeasure:
 
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
-            if (matrix := self._matrix()) is not None:
+            # A single anchor has no spread, from which the error is.
+            if self.contrast.n > 1 and (matrix := self._matrix()) is not None:
                 return moments.of_matrix(self.contrast, matrix.cosines(self.link))
             return moments.measure(self.contrast)
 
