@@ -255,7 +255,7 @@ def test_a_checkpoint_of_the_original_leaves_the_link_as_it_is(case):
         case.call(loss)
     if not isinstance(loss, nn.Module):
         return
-    assert set(loss.state_dict()) == {"link.log_gain", "link.curvature"}
+    assert set(loss.state_dict()) == {"link.log_gain", "link.curvature", "link.far_in_a_row"}
     before = loss.link.log_gain.clone()
     loss.load_state_dict({})  # of an original, which has nothing to save
     assert loss.link.log_gain == before

@@ -152,6 +152,39 @@ def test_later_batches_move_it_less():
     assert moved[10] > 4 * moved[-1] > 0
 
 
+def batch(t, cone):
+    """Other pairs for each t; in a cone they are near one direction, where all cosines are near 1."""
+    a, b = pairs(128, 32, seed=t)
+    axis = torch.eye(32, dtype=torch.float64)[0]
+    return (axis + 0.01 * a, axis + 0.01 * b) if cone else (a, b)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [(FittedTemperature, info_nce), (FittedTemperature, sigmoid_nce), (FittedLogOdds, sigmoid_nce)],
+)
+def test_what_was_fitted_in_a_cone_is_forgotten(kind, loss):
+    """Vectors of an untrained network lie in one; the scale they ask for is wrong by far when they spread."""
+    link, other = kind(), kind()
+    for t in range(40):
+        loss(*(x.requires_grad_() for x in batch(t, cone=True)), link=link)
+    in_cone = link.formula_scale()
+    for t in range(100, 140):
+        for one in (link, other):
+            loss(*(x.requires_grad_() for x in batch(t, cone=False)), link=one)
+    assert in_cone < other.formula_scale() / 2 or in_cone > other.formula_scale() * 2
+    assert link.formula_scale() == pytest.approx(other.formula_scale(), rel=0.05)
+
+
+def test_batches_of_another_kind_now_and_then_are_no_reason_to_forget():
+    link = FittedTemperature()
+    for t in range(60):
+        scale = link.formula_scale()
+        info_nce(*(x.requires_grad_() for x in batch(t, cone=t % 8 == 7)), link=link)
+        assert t < 8 or abs(link.formula_scale() / scale - 1) < 0.1
+    assert link.far_in_a_row.item() <= 1
+
+
 def test_a_separable_batch_has_a_finite_gain_that_grows_with_its_size():
     gains = []
     for n in (8, 64, 512):

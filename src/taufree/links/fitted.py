@@ -16,6 +16,7 @@ from taufree.links.temperature import Scaled
 
 ROUNDING = 1e-6  # of sums in float32
 FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
+FAR_IN_A_ROW = 8  # batches that want another gain, all on the same side, after which older ones are forgotten
 
 
 class Fitted(Measured):
@@ -23,12 +24,14 @@ class Fitted(Measured):
 
     log_gain: Tensor
     curvature: Tensor
+    far_in_a_row: Tensor
     largest: float
     """The logit of c = 1 at gain 1."""
 
     def _begin(self) -> None:
         self.register_buffer("log_gain", torch.zeros(()))
         self.register_buffer("curvature", torch.zeros(()))
+        self.register_buffer("far_in_a_row", torch.zeros(()))  # negative where they want more gain
         self.begins = True
 
     def _measure(self, measure: Measure) -> None:
@@ -38,6 +41,7 @@ class Fitted(Measured):
         for _ in range(FIRST_STEPS):
             self._step(measure)
             self.curvature.zero_()
+            self.far_in_a_row.zero_()
         self._step(measure)
         self.begins = self._untold()
 
@@ -55,11 +59,20 @@ class Fitted(Measured):
         found = measure.likelihood(self._current())
         device = found.gradient.device
         if self.log_gain.device != device:
-            self.log_gain, self.curvature = self.log_gain.to(device), self.curvature.to(device)
-        gradient, variance, log_gain, curvature = scalars.numbers(*found, self.log_gain, self.curvature)
+            for name in ("log_gain", "curvature", "far_in_a_row"):
+                setattr(self, name, getattr(self, name).to(device))
+        state = (self.log_gain, self.curvature, self.far_in_a_row)
+        gradient, variance, log_gain, curvature, far = scalars.numbers(*found, *state)
         # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
         # the minimum: there the gradient counts twice, and else not at all.
-        curvature_now = curvature + variance + 2 * scalars.clamp(gradient, 0.0, math.inf)
+        too_steep = scalars.clamp(gradient, 0.0, math.inf)
+        # A batch is far where its own Newton step would change the gain by more than a factor of two. Several
+        # in a row on one side: the vectors are no longer those of the older batches, which are forgotten.
+        side = scalars.where(gradient > 0, 1.0, -1.0)
+        side = scalars.where(abs(gradient) > math.log(2) * (variance + too_steep), side, 0.0)
+        far_now = scalars.where(far * side > 0, far + side, side)
+        kept = scalars.where(abs(far_now) < FAR_IN_A_ROW, curvature, 0.0)
+        curvature_now = kept + variance + 2 * too_steep
         step = scalars.divide(gradient, curvature_now)
         step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
         untold = step != step  # NaN: the batch has NaN, or nothing to compare
@@ -69,6 +82,7 @@ class Fitted(Measured):
         moved = scalars.clamp(log_gain - step, 0.0, math.inf)
         scalars.keep(self.log_gain, scalars.where(untold, log_gain, moved))
         scalars.keep(self.curvature, scalars.where(untold, curvature, curvature_now))
+        scalars.keep(self.far_in_a_row, scalars.where(untold, far, far_now))
 
     def _gain(self) -> float | Tensor:
         log_gain = self.log_gain.detach()
@@ -89,13 +103,15 @@ class FittedLogOdds(Fitted, MeasuredLogOdds):
     for its batch, so that a network that is trained already is not harmed. Then, before each loss, one Newton
     step follows the minimum for all batches so far. Its gradient is that of this batch, found on up to 128 of
     the anchors with all their candidates, and its curvature the sum over all batches. (A gain that is best
-    for each single batch trains worse: docs/studies/matching.md.) Laplace's rule smooths the targets, which
-    keeps g finite where every positive is ahead.
+    for each single batch trains worse: docs/studies/matching.md.) Eight batches in a row that all want more
+    than twice the gain, or less than half of it, begin a new sum: vectors that lay in a cone before training
+    has spread them say nothing of the gain they need then. Laplace's rule smooths the targets, which keeps g
+    finite where every positive is ahead.
 
-    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum; both are in the ``state_dict``. The
-    gain starts at 1, the paper's link, and never goes below: a flatter link teaches an untrained network
-    little. In evaluation mode and under ``torch.no_grad()`` it stays. A link that has served one training
-    should not serve the next: make a new one.
+    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum, and ``far_in_a_row`` how many batches
+    have wanted another gain; all are in the ``state_dict``. The gain starts at 1, the paper's link, and never
+    goes below: a flatter link teaches an untrained network little. In evaluation mode and under
+    ``torch.no_grad()`` it stays. A link that has served one training should not serve the next: make a new one.
 
     Args:
         resolution: delta, see ``LogOdds``.
