@@ -43,14 +43,16 @@ class Fitted(Measured):
             self.curvature.zero_()
             self.far_in_a_row.zero_()
         self._step(measure)
-        self.begins = self._untold()
+        self.begins = self._unmeasured()
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self.begins = self._untold()
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if f"{prefix}log_gain" in state_dict:  # of a checkpoint from before batches were forgotten
+            state_dict.setdefault(f"{prefix}far_in_a_row", torch.zeros(()))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self.begins = self._unmeasured()
 
-    def _untold(self) -> bool:
-        """Whether no batch has said anything so far; False where the value cannot be read."""
+    def _unmeasured(self) -> bool:
+        """Whether no batch has been measured yet; False where the value cannot be read."""
         if torch.compiler.is_compiling() or self.curvature.is_meta:
             return False
         return type(self.curvature.data) is Tensor and not self.curvature.item()
@@ -75,14 +77,14 @@ class Fitted(Measured):
         curvature_now = kept + variance + 2 * too_steep
         step = scalars.divide(gradient, curvature_now)
         step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
-        untold = step != step  # NaN: the batch has NaN, or nothing to compare
+        ignored = step != step  # NaN: the batch has NaN, or nothing to compare
         # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
         largest = self._gain() * self.largest
-        untold = untold | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
+        ignored = ignored | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
         moved = scalars.clamp(log_gain - step, 0.0, math.inf)
-        scalars.keep(self.log_gain, scalars.where(untold, log_gain, moved))
-        scalars.keep(self.curvature, scalars.where(untold, curvature, curvature_now))
-        scalars.keep(self.far_in_a_row, scalars.where(untold, far, far_now))
+        scalars.keep(self.log_gain, scalars.where(ignored, log_gain, moved))
+        scalars.keep(self.curvature, scalars.where(ignored, curvature, curvature_now))
+        scalars.keep(self.far_in_a_row, scalars.where(ignored, far, far_now))
 
     def _gain(self) -> float | Tensor:
         log_gain = self.log_gain.detach()
@@ -108,10 +110,11 @@ class FittedLogOdds(Fitted, MeasuredLogOdds):
     has spread them say nothing of the gain they need then. Laplace's rule smooths the targets, which keeps g
     finite where every positive is ahead.
 
-    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum, and ``far_in_a_row`` how many batches
-    have wanted another gain; all are in the ``state_dict``. The gain starts at 1, the paper's link, and never
-    goes below: a flatter link teaches an untrained network little. In evaluation mode and under
-    ``torch.no_grad()`` it stays. A link that has served one training should not serve the next: make a new one.
+    ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum, and ``far_in_a_row`` how many
+    batches have wanted another gain; all are in the ``state_dict``. The gain starts at 1, the paper's link,
+    and never goes below: a flatter link teaches an untrained network little. In evaluation mode and under
+    ``torch.no_grad()`` it stays. A link that has served one training should not serve the next: make a new
+    one.
 
     Args:
         resolution: delta, see ``LogOdds``.
