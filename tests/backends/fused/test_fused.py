@@ -17,15 +17,28 @@ from tests.support.interpreted_kernels import CASES, EACH, SCALED, TRACKED
 from tests.support.paths import ROOT
 
 
+def interpret(*arguments):
+    """The last line that a script prints whose kernels are interpreted."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(fused.__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 @pytest.fixture(scope="module")
 def interpreted():
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(fused.__file__).parents[3])}
-    command = [sys.executable, "-m", "tests.support.interpreted_kernels"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**environment, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(interpret("tests.support.interpreted_kernels"))
+
+
+def test_random_cases():
+    found = interpret("tests.gpu.random_cases", "--cases", "20", "--device", "cpu", "--most-rows", "8")
+    assert found == "20 of 20 cases are within the tolerance."
 
 
 @pytest.mark.parametrize("case", CASES)
