@@ -1,7 +1,7 @@
 """The fused kernels on a GPU: error against float64, time against the floor and against peers, memory.
 
     python -m benchmarks.speed.fused                  # everything but tune; some minutes on an H200
-    python -m benchmarks.speed.fused --only error     # or: steps, graphs, symmetry, million, profile, tune
+    python -m benchmarks.speed.fused --only error     # or: steps, links, contrasts, graphs, symmetry, ...
     python -m benchmarks.speed.fused --only steps --sizes 16384x512
     python -m benchmarks.speed.fused --table FILE     # the tables of docs/explanation/kernels.md from it
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import taufree
+from benchmarks.speed import fused_links
 from benchmarks.speed.compile_ahead import compile_ahead, wanted
 from benchmarks.speed.fused_tables import tables
 from benchmarks.studies.train_fused import Task
@@ -44,7 +45,7 @@ SIZES = [
     "65536x128",
     "65536x512",
 ]
-PARTS = ("error", "steps", "graphs", "symmetry", "million", "profile")
+PARTS = ("error", "steps", "links", "contrasts", "graphs", "symmetry", "million", "profile")
 BF16 = torch.bfloat16
 BY_NAME = {method.name: method for method in (*backends(LINKS), *PEERS)}
 FUSED = BY_NAME["taufree triton, free"]
@@ -272,6 +273,8 @@ def main() -> None:
     parts: dict[str, Callable[[], list[dict]]] = {
         "error": error,
         "steps": lambda: steps(rate, sizes, options.peers_up_to, keep),
+        "links": lambda: fused_links.links(rate, say),
+        "contrasts": lambda: fused_links.contrasts(say),
         "graphs": graphs,
         "symmetry": symmetry,
         "million": million,

@@ -1,0 +1,173 @@
+"""What each link, each contrast and each precision costs on the fused kernels: parts of fused.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import taufree
+from taufree import LogOdds
+from taufree.bench import measure
+from taufree.bench.methods import TAU, over_tau
+from taufree.links.named import LinkLike
+
+BF16, FP32 = torch.bfloat16, torch.float32
+LINKS: dict[str, Callable[[], LinkLike]] = {
+    "free": lambda: "free",
+    "tau": lambda: TAU,
+    "gain 2": lambda: LogOdds(gain=2.0),
+    "calibrated": lambda: "calibrated",
+    "fitted": lambda: "fitted",
+    "fitted-temperature": lambda: "fitted-temperature",
+    "learnable": lambda: "learnable",
+}
+SIZES = [(256, 128), (1024, 512), (4096, 512), (16384, 128), (16384, 256), (16384, 512)]
+SIZES += [(65536, 128), (65536, 512)]
+CASES = [(*size, BF16) for size in SIZES] + [(4096, 512, FP32), (16384, 512, FP32)]
+LARGEST_DENSE = 16384
+LARGEST_COMPILED = 4096  # of our own loss in torch.compile, where the host counts
+Step = Callable[[], Tensor]
+Line = dict[str, object]
+
+
+def dense(a: Tensor, b: Tensor) -> Tensor:
+    """With a temperature, by hand."""
+    scores = over_tau((F.normalize(a) @ F.normalize(b).T).float())
+    own = torch.arange(len(a), device=a.device)
+    return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+
+
+def replayed_ms(step: Step) -> float:
+    """Of the step in a CUDA graph, where the host does not count."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return measure.milliseconds(graph.replay, "cuda", 60)
+
+
+def timed(name: str, step: Step, line: Line, memory: tuple[Tensor, ...] = ()) -> Line:
+    """``line`` with what the step takes called plainly and replayed, or with ``problem``."""
+    line = {"method": name, **line}
+    try:
+        line["ms"] = measure.milliseconds(step, "cuda", 60)
+        line["graph_ms"] = replayed_ms(step)
+        line["extra_mib"] = measure.extra_mib(step, *memory)
+    except Exception as problem:  # a method that fails is a row of the table
+        line["problem"] = measure.short_reason(problem)
+    torch.cuda.empty_cache()
+    return line
+
+
+def links(rate: float, say: Callable[[str], None]) -> list[Line]:
+    """Every link at every size, beside dense code with a temperature."""
+    found = []
+    for n, d, dtype in CASES:
+        rows = measure.pairs(n, d, "cuda", dtype)
+        about: Line = {"n": n, "d": d, "dtype": str(dtype)[6:]}
+        floor = measure.floor_ms("symmetric", n, d, rate) if dtype == BF16 else None
+        for name, step in _steps(n, dtype, rows):
+            torch.set_float32_matmul_precision("high" if "TF32" in name else "highest")
+            found.append(timed(name, step, about, rows))
+            say(_shown(found[-1], floor))
+        torch.set_float32_matmul_precision("highest")
+    return found
+
+
+def _steps(n: int, dtype: torch.dtype, rows: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Step]]:
+    for name, link in LINKS.items():
+        yield name, measure.stepper(taufree.InfoNCE(symmetric=True, link=link()), *rows)
+    if n <= LARGEST_COMPILED and dtype == BF16:
+        for name in ("free", "fitted"):
+            torch.compiler.reset()
+            ours = torch.compile(taufree.InfoNCE(symmetric=True, link=LINKS[name]()), dynamic=False)
+            yield f"torch.compile {name}", measure.stepper(ours, *rows)
+    if n <= LARGEST_DENSE:
+        torch.compiler.reset()
+        for precision in ("",) if dtype == BF16 else ("", " TF32"):
+            yield f"dense{precision}", measure.stepper(dense, *rows)
+            compiled = torch.compile(dense, dynamic=False)
+            yield f"torch.compile dense{precision}", measure.stepper(compiled, *rows)
+
+
+def contrasts(say: Callable[[str], None]) -> list[Line]:
+    """A queue, labels, the sigmoid loss and several positives beside the plain loss of as many pairs."""
+    found = []
+    for n, m, d, dtype in ((256, 65536, 128, FP32), (256, 65536, 128, BF16), (1024, 1024, 128, BF16),
+                           (4096, 4096, 128, FP32), (4096, 4096, 512, BF16), (4096, 20480, 512, BF16),
+                           (16384, 16384, 512, BF16)):  # fmt: skip
+        about: Line = {"n": n, "m": m, "d": d, "dtype": str(dtype)[6:]}
+        for name, step in _contrast_steps(n, m, d, dtype):
+            found.append(timed(name, step, about))
+            say(_shown(found[-1], None))
+    return found
+
+
+def _contrast_steps(n: int, m: int, d: int, dtype: torch.dtype) -> Iterator[tuple[str, Step]]:
+    a, b = measure.pairs(n, d, "cuda", dtype)
+    own, each = torch.arange(n, device="cuda"), torch.arange(m, device="cuda") % n
+    if m > n:
+        rest = torch.randn(m, d, device="cuda", dtype=dtype)
+        if n < 1000:
+            queue = taufree.InfoNCE()
+            yield "queue", measure.stepper(lambda a, b: queue(a, b, rest), a, b)
+
+            def moco(a: Tensor, b: Tensor) -> Tensor:
+                u, v = F.normalize(a), F.normalize(b)
+                own = (u * v).sum(1, keepdim=True)
+                scores = over_tau(torch.cat([own, u @ F.normalize(rest).T], 1).float())
+                return F.cross_entropy(scores, torch.zeros_like(each[:n]))
+
+            yield "queue, dense", measure.stepper(moco, a, b)
+            return
+        keys = rest.requires_grad_()
+        several = taufree.SupCon()
+        yield "several positives", measure.stepper(lambda a, b: several(a, own, b, each), a, keys)
+        yield "several positives, dense", measure.stepper(lambda a, b: _labelled(a, b, own, each), a, keys)
+        return
+    both = torch.cat([a, b]).detach()[::2].contiguous().requires_grad_()
+    labels = own // 4
+    plain, nt, sup, sigmoid = taufree.InfoNCE(), taufree.NTXent(), taufree.SupCon(), taufree.SigmoidNCE()
+    yield "one direction", measure.stepper(plain, a, b)
+    symmetric = taufree.InfoNCE(symmetric=True)
+    yield "symmetric", measure.stepper(symmetric, a, b)
+    yield "sigmoid", measure.stepper(sigmoid, a, b)
+    yield "sigmoid, dense", measure.stepper(_sigmoid, a, b)
+    halves = [x.detach().contiguous().requires_grad_() for x in both.split(n // 2)]
+    yield "NT-Xent of N rows", measure.stepper(nt, *halves)
+    yield "labels of N rows", measure.stepper(lambda x, _: sup(x, labels), both, b)
+    yield "labels, dense", measure.stepper(lambda x, _: _labelled(x, x, labels, labels), both, b)
+
+
+def _sigmoid(a: Tensor, b: Tensor) -> Tensor:
+    scores = 10 * (F.normalize(a) @ F.normalize(b).T).float() - 10
+    signs = 2 * torch.eye(len(a), device=a.device) - 1
+    return -F.logsigmoid(signs * scores).sum() / len(a)
+
+
+def _labelled(x: Tensor, keys: Tensor, labels: Tensor, key_labels: Tensor) -> Tensor:
+    scores = over_tau((F.normalize(x) @ F.normalize(keys).T).float())
+    same = labels[:, None] == key_labels
+    if x is keys:
+        scores = scores - torch.diag(torch.full_like(scores[0], 1e9))
+        same = same.fill_diagonal_(False)
+    found = F.log_softmax(scores, 1)
+    return -(torch.where(same, found, 0).sum(1) / same.sum(1).clamp(min=1)).mean()
+
+
+def _shown(line: Line, floor: float | None) -> str:
+    size = " x ".join(str(line[name]) for name in ("n", "m", "d") if name in line)
+    if "ms" not in line or "graph_ms" not in line:
+        return f"{size} {line['dtype']} {line['method']}: {line.get('ms')}, {line['problem']}"
+    share = f", {floor / line['graph_ms']:.2f} of floor" if floor else ""
+    return (
+        f"{size} {line['dtype']} {line['method']:26} {line['ms']:8.3f} ms, "
+        f"replayed {line['graph_ms']:8.3f}{share}, {line['extra_mib']:.0f} MiB"
+    )
