@@ -11,7 +11,7 @@ from torch import Tensor
 import taufree
 from taufree import LogOdds
 from taufree.bench import measure
-from taufree.bench.methods import TAU, over_tau
+from taufree.bench.methods import TAU, Loss, over_tau
 from taufree.links.named import LinkLike
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -29,7 +29,12 @@ SIZES += [(65536, 128), (65536, 512)]
 CASES = [(*size, BF16) for size in SIZES] + [(4096, 512, FP32), (16384, 512, FP32)]
 LARGEST_DENSE = 16384
 LARGEST_COMPILED = 4096  # of our own loss in torch.compile, where the host counts
+CONTRAST_CASES = [
+    (256, 65536, 128, FP32), (256, 65536, 128, BF16), (1024, 1024, 128, BF16), (4096, 4096, 128, FP32),
+    (4096, 4096, 512, BF16), (4096, 20480, 512, BF16), (16384, 16384, 512, BF16),
+]  # fmt: skip
 Step = Callable[[], Tensor]
+Leaves = tuple[Tensor, Tensor]
 Line = dict[str, object]
 
 
@@ -53,13 +58,13 @@ def replayed_ms(step: Step) -> float:
     return measure.milliseconds(graph.replay, "cuda", 60)
 
 
-def timed(name: str, step: Step, line: Line, memory: tuple[Tensor, ...] = ()) -> Line:
+def timed(name: str, step: Step, line: Line, leaves: Leaves) -> Line:
     """``line`` with what the step takes called plainly and replayed, or with ``problem``."""
     line = {"method": name, **line}
     try:
         line["ms"] = measure.milliseconds(step, "cuda", 60)
+        line["extra_mib"] = measure.extra_mib(step, *leaves)
         line["graph_ms"] = replayed_ms(step)
-        line["extra_mib"] = measure.extra_mib(step, *memory)
     except Exception as problem:  # a method that fails is a row of the table
         line["problem"] = measure.short_reason(problem)
     torch.cuda.empty_cache()
@@ -83,11 +88,11 @@ def links(rate: float, say: Callable[[str], None]) -> list[Line]:
 
 def _steps(n: int, dtype: torch.dtype, rows: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Step]]:
     for name, link in LINKS.items():
-        yield name, measure.stepper(taufree.InfoNCE(symmetric=True, link=link()), *rows)
+        yield name, measure.stepper(taufree.InfoNCE(symmetric=True, link=link()).cuda(), *rows)
     if n <= LARGEST_COMPILED and dtype == BF16:
         for name in ("free", "fitted"):
             torch.compiler.reset()
-            ours = torch.compile(taufree.InfoNCE(symmetric=True, link=LINKS[name]()), dynamic=False)
+            ours = torch.compile(taufree.InfoNCE(symmetric=True, link=LINKS[name]()).cuda(), dynamic=False)
             yield f"torch.compile {name}", measure.stepper(ours, *rows)
     if n <= LARGEST_DENSE:
         torch.compiler.reset()
@@ -100,50 +105,40 @@ def _steps(n: int, dtype: torch.dtype, rows: tuple[Tensor, Tensor]) -> Iterator[
 def contrasts(say: Callable[[str], None]) -> list[Line]:
     """A queue, labels, the sigmoid loss and several positives beside the plain loss of as many pairs."""
     found = []
-    for n, m, d, dtype in ((256, 65536, 128, FP32), (256, 65536, 128, BF16), (1024, 1024, 128, BF16),
-                           (4096, 4096, 128, FP32), (4096, 4096, 512, BF16), (4096, 20480, 512, BF16),
-                           (16384, 16384, 512, BF16)):  # fmt: skip
+    for n, m, d, dtype in CONTRAST_CASES:
         about: Line = {"n": n, "m": m, "d": d, "dtype": str(dtype)[6:]}
-        for name, step in _contrast_steps(n, m, d, dtype):
-            found.append(timed(name, step, about))
+        for name, loss, leaves in _contrasts_of(n, m, d, dtype):
+            found.append(timed(name, measure.stepper(loss, *leaves), about, leaves))
             say(_shown(found[-1], None))
     return found
 
 
-def _contrast_steps(n: int, m: int, d: int, dtype: torch.dtype) -> Iterator[tuple[str, Step]]:
+def _contrasts_of(n: int, m: int, d: int, dtype: torch.dtype) -> Iterator[tuple[str, Loss, Leaves]]:
+    """Each with its loss of two leaves."""
     a, b = measure.pairs(n, d, "cuda", dtype)
-    own, each = torch.arange(n, device="cuda"), torch.arange(m, device="cuda") % n
+    own, labels = torch.arange(n, device="cuda"), torch.arange(n, device="cuda") // 4
+    plain, sup = taufree.InfoNCE(), taufree.SupCon()
     if m > n:
-        rest = torch.randn(m, d, device="cuda", dtype=dtype)
-        if n < 1000:
-            queue = taufree.InfoNCE()
-            yield "queue", measure.stepper(lambda a, b: queue(a, b, rest), a, b)
-
-            def moco(a: Tensor, b: Tensor) -> Tensor:
-                u, v = F.normalize(a), F.normalize(b)
-                own = (u * v).sum(1, keepdim=True)
-                scores = over_tau(torch.cat([own, u @ F.normalize(rest).T], 1).float())
-                return F.cross_entropy(scores, torch.zeros_like(each[:n]))
-
-            yield "queue, dense", measure.stepper(moco, a, b)
-            return
-        keys = rest.requires_grad_()
-        several = taufree.SupCon()
-        yield "several positives", measure.stepper(lambda a, b: several(a, own, b, each), a, keys)
-        yield "several positives, dense", measure.stepper(lambda a, b: _labelled(a, b, own, each), a, keys)
+        keys = torch.randn(m, d, device="cuda", dtype=dtype)
+        yield "queue", lambda a, b: plain(a, b, keys), (a, b)
+        yield "queue, dense", lambda a, b: _queue(a, b, keys), (a, b)
+        each, keys = torch.arange(m, device="cuda") % n, keys.clone().requires_grad_()
+        yield "several positives", lambda a, b: sup(a, own, b, each), (a, keys)
+        yield "several positives, dense", lambda a, b: _labelled(a, b, own, each), (a, keys)
         return
-    both = torch.cat([a, b]).detach()[::2].contiguous().requires_grad_()
-    labels = own // 4
-    plain, nt, sup, sigmoid = taufree.InfoNCE(), taufree.NTXent(), taufree.SupCon(), taufree.SigmoidNCE()
-    yield "one direction", measure.stepper(plain, a, b)
-    symmetric = taufree.InfoNCE(symmetric=True)
-    yield "symmetric", measure.stepper(symmetric, a, b)
-    yield "sigmoid", measure.stepper(sigmoid, a, b)
-    yield "sigmoid, dense", measure.stepper(_sigmoid, a, b)
-    halves = [x.detach().contiguous().requires_grad_() for x in both.split(n // 2)]
-    yield "NT-Xent of N rows", measure.stepper(nt, *halves)
-    yield "labels of N rows", measure.stepper(lambda x, _: sup(x, labels), both, b)
-    yield "labels, dense", measure.stepper(lambda x, _: _labelled(x, x, labels, labels), both, b)
+    yield "one direction", plain, (a, b)
+    yield "symmetric", taufree.InfoNCE(symmetric=True), (a, b)
+    yield "sigmoid", taufree.SigmoidNCE(), (a, b)
+    yield "sigmoid, dense", _sigmoid, (a, b)
+    yield "NT-Xent of N rows", taufree.NTXent(), measure.pairs(n // 2, d, "cuda", dtype)
+    yield "labels of N rows", lambda x, _: sup(x, labels), (a, b)
+    yield "labels, dense", lambda x, _: _labelled(x, x, labels, labels), (a, b)
+
+
+def _queue(a: Tensor, b: Tensor, keys: Tensor) -> Tensor:
+    u, v = F.normalize(a), F.normalize(b)
+    scores = over_tau(torch.cat([(u * v).sum(1, keepdim=True), u @ F.normalize(keys).T], 1).float())
+    return F.cross_entropy(scores, torch.zeros(len(a), dtype=torch.long, device=a.device))
 
 
 def _sigmoid(a: Tensor, b: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
     torch.int64: "i64",
 }  # fmt: skip
+LAUNCH_OPTIONS = {"num_warps", "num_stages", "maxnreg", "enable_fp_fusion"}
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -38,6 +39,8 @@ def compiled(kernel: Any, *arguments: Any, **options: Any) -> Any:
     given = dict(zip(names, arguments, strict=False))
     signature = {name: kind(given[name]) if name in given else "constexpr" for name in names}
     constants = {(names.index(n),): options.pop(n) for n in names if n not in given}
+    if unknown := options.keys() - LAUNCH_OPTIONS:  # which a launch refuses
+        raise KeyError(f"{kernel.__name__} has no parameter {', '.join(sorted(unknown))}")
     aligned = [i for i, n in enumerate(names) if signature[n].startswith("*")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)

@@ -33,6 +33,13 @@ COLUMNS = (3, 8, 20, 64, 96, 128, 200, 333, 512, 1030)
 FUNCTIONS = ("info_nce", "nt_xent", "sup_con", "sigmoid_nce")
 
 
+class Limits(NamedTuple):
+    """The most rows of a case, and what numbers of columns it may have: each costs kernels of its own."""
+
+    rows: int = 700
+    columns: tuple[int, ...] = COLUMNS
+
+
 class Draw:
     """Choices that one number decides."""
 
@@ -66,8 +73,8 @@ def draw_rows(draw: Draw, kind: str, count: int, d: int) -> torch.Tensor:
     return rows * 10 ** (2 * torch.rand(count, 1, generator=draw.generator, dtype=torch.float64) - 1)
 
 
-def draw_case(draw: Draw, kind: str, dtype: torch.dtype, most_rows: int, device: str) -> Case:
-    function, n, d = draw.among(FUNCTIONS), draw.size(most_rows), draw.among(COLUMNS)
+def draw_case(draw: Draw, kind: str, dtype: torch.dtype, limits: Limits, device: str) -> Case:
+    function, n, d = draw.among(FUNCTIONS), draw.size(most_rows := limits.rows), draw.among(limits.columns)
     first = draw_rows(draw, kind, 2 * n, d)
     first[n:] += first[:n] * draw.among((0, 0.3, 1))
     tensors, options = list(first.split(n)), {}
@@ -194,10 +201,10 @@ class Outcome(NamedTuple):
         return self.error > (NEAR_TOLERANCE if rows == "near" else TOLERANCE)[dtype]
 
 
-def outcome(number: int, most_rows: int, device: str, backend: str) -> Outcome:
+def outcome(number: int, limits: Limits, device: str, backend: str) -> Outcome:
     draw = Draw(number)
     rows, dtype = draw.among(ROWS), draw.among(tuple(TOLERANCE))
-    case = draw_case(draw, rows, dtype, most_rows, device)
+    case = draw_case(draw, rows, dtype, limits, device)
     link = draw_link(draw, case)
     error = error_of(case, link, backend)
     shapes, options = [list(x.shape) for x in case.tensors], sorted(case.options)
@@ -205,10 +212,10 @@ def outcome(number: int, most_rows: int, device: str, backend: str) -> Outcome:
     return Outcome(number, case.function, (rows, dtype), error, about)
 
 
-def wrong_cases(numbers: range, most_rows: int, device: str, backend: str = "triton") -> Iterator[str]:
+def wrong_cases(numbers: range, limits: Limits, device: str, backend: str = "triton") -> Iterator[str]:
     """A line for each case that is beyond the tolerance."""
     for number in numbers:
-        if (found := outcome(number, most_rows, device, backend)).wrong:
+        if (found := outcome(number, limits, device, backend)).wrong:
             yield found.description
 
 
@@ -216,13 +223,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--most-rows", type=int, default=700)
+    parser.add_argument("--most-rows", type=int, default=Limits().rows)
+    parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", default="triton")
     chosen = parser.parse_args()
-    found = []
+    found, limits = [], Limits(chosen.most_rows, tuple(chosen.columns))
     for number in range(chosen.first, chosen.first + chosen.cases):
-        found.append(outcome(number, chosen.most_rows, chosen.device, chosen.backend))
+        found.append(outcome(number, limits, chosen.device, chosen.backend))
         if found[-1].wrong:
             print(found[-1].description, flush=True)
     functions = Counter(one.function for one in found)

@@ -6,7 +6,7 @@ import torch
 from taufree import Link, LogOdds, Temperature
 from taufree.backends import fused
 from taufree.contrast import Bias, Contrast
-from tests.gpu.random_cases import wrong_cases
+from tests.gpu.random_cases import Limits, wrong_cases
 from tests.support.devices import require_gpu
 from tests.support.fused_cases import (
     DECOUPLED,
@@ -105,7 +105,7 @@ def test_gains_and_scales_of_all_sizes(rows, scale, dtype):
 
 def test_random_cases():
     """``python -m tests.gpu.random_cases`` does more of them."""
-    assert list(wrong_cases(range(300), most_rows=300, device="cuda")) == []
+    assert list(wrong_cases(range(300), Limits(300, (20, 128)), "cuda")) == []
 
 
 def test_deterministic_gradients_are_bit_equal():

@@ -188,7 +188,7 @@ class FusedSigmoid:
 
     def _options(self, block: PairBlock, config: Config, atomic: bool) -> dict[str, Any]:
         shared = block.options(self.mode, config, self.link)
-        for name in ("COLS", "SELF", "LABELS"):
+        for name in ("COLS", "EACH", "HARD", "LABELS", "SELF"):
             del shared[name]
         grad = self.upstream is not None
         return {**shared, "GRAD": grad, "LEARN": grad and self.learned is not None, "ATOMIC": atomic}

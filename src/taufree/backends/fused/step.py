@@ -149,7 +149,7 @@ class FusedStep:
             for x, want, new in zip(self.rows, wanted, fresh, strict=False)
         ]
         each = self.link.scale.shape if self.link.each else ()
-        self.scale_gradient = make.new_zeros(each, dtype=torch.float32) if wanted[3] else None
+        self.scale_gradient = make.new_zeros(each, dtype=torch.float64) if wanted[3] else None
         for block in blocks:
             candidates = 2 if block.v is self.queue else 0 if block.alone else 1
             z = (self.normalisers[0], self.normalisers[0 if block.alone else 1])

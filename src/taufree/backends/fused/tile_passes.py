@@ -170,7 +170,7 @@ def add_gradients(
                 if block.alone:
                     learned[cols] += across.view(row_tiles, -1).sum(0)[: cols.stop - left]
             elif learned is not None:
-                learned += parts.sum()
+                learned += parts.sum(dtype=torch.float64)
             high = chunk[: rows.stop - top, : cols.stop - left]
             rest = (
                 chunk[: rows.stop - top, col_tiles * config.bn :][:, : cols.stop - left]

@@ -100,6 +100,16 @@ def chords(x, y, x_stats, y_stats, positive, sums, N, shift, D: tl.constexpr,
     _chord(positive, sums, i, N, u, v, deficit)
 
 
+@triton.jit
+def _as_rounded(missed, normaliser):
+    """The positive's part with the error that rounding the normaliser gives the negatives' shares.
+
+    In a narrow cone the two parts cancel, and with them the error that they share.
+    """
+    error = normaliser - normaliser.to(tl.float32).to(tl.float64)
+    return missed * (1.0 + tl.where(error == error, error, 0.0))
+
+
 @triton.jit(do_not_specialize=("N",))
 def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.constexpr, EACH: tl.constexpr,
           COLS: tl.constexpr, DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
@@ -143,15 +153,17 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
         elif DECOUPLED:
             some, negatives = negatives != 0, tl.log(negatives)
             total += tl.where(some, share * (negatives - logit), 0.0)
-            missed += tl.where(some, share, 0.0)
+            of_positive = tl.where(some, share, 0.0)
             normaliser = tl.where(some, negatives + (0.6931471805599453 if COLS else 0.0), float("inf"))
+            missed += _as_rounded(of_positive, normaliser)
         else:
             excess = tl.log(negatives) - logit
             small = tl.exp(-tl.abs(excess))
             more = tl.where(excess > 0, excess, 0.0) + log1p(small)
             total += share * tl.where(excess == excess, more, excess)
-            missed += share * tl.where(excess > 0, 1.0, small) / (1.0 + small)
+            of_positive = share * tl.where(excess > 0, 1.0, small) / (1.0 + small)
             normaliser = logit + more + (0.6931471805599453 if COLS else 0.0)  # log 2
+            missed += _as_rounded(of_positive, normaliser)
         tl.store(z + side * N + i, normaliser.to(tl.float32), i < N)
     tl.store(loss + i, (total * factor).to(tl.float32), i < N)
     tl.store(positive + 2 * N + i, -missed * slope, i < N)

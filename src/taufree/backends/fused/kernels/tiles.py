@@ -35,6 +35,7 @@ from taufree.backends.fused.kernels.arithmetic import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2E64 = tl.constexpr(1.4426950408889634)
 MAX_BITS = tl.constexpr(float(fused.MAX_BITS))
 MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, for sums over a tile to stay in float32's range
 # Where some weights may have more: the bits that all are lowered by, and what raises their sums again.
@@ -360,10 +361,10 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         least = tl.min(near_z, 0)
         if COLS:
             least = tl.minimum(least, tl.min(far_z, 0))
-        least = tl.minimum(least * LOG2E, 1e30)  # inf where nothing has a normaliser
-        near_share = near * tl.exp2(least + RAISED - near_z * LOG2E)
+        base = tl.minimum(least * LOG2E, 1e30) + RAISED  # the minimum is inf where nothing has a normaliser
+        near_share = _share_at(base, near, near_z)
         if COLS:
-            far_share = far * tl.exp2(least + RAISED - far_z * LOG2E)
+            far_share = _share_at(base, far, far_z)
     if LABELS:
         same = _same(i, j, u_groups, v_groups, N, M)
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
@@ -428,15 +429,15 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         s = tl.load(scale)
         times = s if LINK == SCALE else 2.0 * (1.0 + delta) * s
         most = _most_bits(tl.minimum(tl.max(tl.abs(c)), 1.0), s, delta, hardness, LINK, HARD)
-        plain = most - least < MAX_EXCESS
+        plain = most - base < MAX_EXCESS - RAISED
         if LEARN and not IDS:
             plain &= whole
         part = 0.0
         if plain:
             if LINK == SCALE:
-                bits = c * (s * LOG2E) - (least + RAISED)
+                bits = c * (s * LOG2E) - base
             else:  # with the slope, 1/(gap * rise)
-                bits = (s - 1.0) * log2(rise) - ((s + 1.0) * log2(gap) + (least + RAISED))
+                bits = (s - 1.0) * log2(rise) - ((s + 1.0) * log2(gap) + base)
             if HARD:
                 bits += (hardness * LOG2E) * c
             shares = near_share[:, None]
@@ -477,10 +478,20 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
 
 
 @triton.jit
+def _share_at(base, upstream, z):
+    """dL/dL_i 2^(base - z_i), z_i in bits; the exponent in float64, since all pairs of a row have its error."""
+    bits = (base.to(tl.float64) - RAISED) - z.to(tl.float64) * LOG2E64
+    return upstream * tl.exp2(bits.to(tl.float32)) * 2.0**RAISED
+
+
+@triton.jit
 def _share(bits, z, LABELS: tl.constexpr):
     """exp(logit - z). It is at most 1, also where float64 could not hold the sum; with LABELS that of a
     positive may be larger, and ``keep`` lowers it."""
-    above, most = bits - z * LOG2E, MAX_EXCESS if LABELS else 0.0
+    exact = z.to(tl.float64) * LOG2E64
+    rounded = exact.to(tl.float32)
+    rest = tl.where(rounded == float("inf"), 0.0, exact - rounded.to(tl.float64)).to(tl.float32)
+    above, most = (bits - rounded) - rest, MAX_EXCESS if LABELS else 0.0
     return tl.exp2(tl.where(above > most, most, above))
 
 
