@@ -28,9 +28,16 @@ from benchmarks.support.options import (
 from benchmarks.support.paths import packaged_minilm
 from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.image_text.clip import CLIP, CLIPSettings
-from taufree.experiments.link_names import NAMED_LINKS, describe, in_order, parse_links
+from taufree.experiments.link_names import NAMED_LINKS, describe, in_order, parse_links, temperature_of
 from taufree.experiments.recipe import choose_settings
-from taufree.experiments.report.statistics import against_best_temperature, interval_of_mean, spreads
+from taufree.experiments.report.statistics import (
+    Difference,
+    against_best_temperature,
+    best_temperature,
+    difference,
+    interval_of_mean,
+    spreads,
+)
 from taufree.experiments.settings import parse_seeds
 from taufree.experiments.training.run import Run
 
@@ -103,20 +110,22 @@ def tables(lines: list[dict]) -> None:
 
 
 def differences(lines: list[dict]) -> None:
-    """Markdown: each link minus the best temperature by size, bold where it is beyond noise."""
+    """Markdown: each link minus the best temperature by size, on the seeds both have; bold is beyond noise."""
     sizes = sorted({line["settings"]["batch_size"] for line in lines})
-    cells: dict[str, dict[int, str]] = {}
-    for size in sizes:
-        of_size = [line for line in lines if line["settings"]["batch_size"] == size]
-        for gap in against_best_temperature(of_size):
-            if gap.metric == "rsum":
-                brief = f"{gap.brief()}, {len(gap.per_seed)} seeds, to {describe(gap.second)}"
-                cells.setdefault(gap.first, {})[size] = f"**{brief}**" if gap.clear else brief
-    if cells:
-        print()
-        head("minus the best temperature", *(f"batch {size:,}" for size in sizes))
-        for link, of_link in cells.items():
-            row(describe(link), *(of_link.get(size, "-") for size in sizes))
+    parts = {size: [line for line in lines if line["settings"]["batch_size"] == size] for size in sizes}
+    best = {size: best_temperature(part, "rsum", "") for size, part in parts.items()}
+    links = in_order({line["link"] for line in lines if temperature_of(line["link"]) is None})
+    named = [f"batch {size:,}, {describe(link) if link else '-'}" for size, link in best.items()]
+    print()
+    head("minus the best temperature", *named)
+    for link in links:
+        gaps = [difference(parts[size], "rsum", link, best[size] or "") for size in sizes]
+        row(describe(link), *(_cell(gap) if gap else "-" for gap in gaps))
+
+
+def _cell(gap: Difference) -> str:
+    text = f"**{gap.brief()}**" if gap.clear else gap.brief()
+    return f"{text}, {len(gap.per_seed)} seeds"
 
 
 def six_recalls(lines: list[dict]) -> None:
