@@ -110,7 +110,7 @@ def tables(lines: list[dict]) -> None:
 
 
 def differences(lines: list[dict]) -> None:
-    """Markdown: each link minus the best temperature by size, on the seeds both have; bold is beyond noise."""
+    """Markdown: each link minus the best temperature by size, on shared seeds; bold is beyond noise."""
     sizes = sorted({line["settings"]["batch_size"] for line in lines})
     parts = {size: [line for line in lines if line["settings"]["batch_size"] == size] for size in sizes}
     best = {size: best_temperature(part, "rsum", "") for size, part in parts.items()}
