@@ -22,7 +22,12 @@ from matplotlib.figure import Figure
 
 from benchmarks.support.lines import KEPT_EVERY, read, thinned
 from benchmarks.support.markdown import head, row
-from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.options import (
+    add_precision_option,
+    add_result_options,
+    add_training_options,
+    parser_of,
+)
 from benchmarks.support.paths import FIGURES, RESULTS
 from benchmarks.support.pictures import colour, finish
 from benchmarks.support.timing import epoch_seconds, part_seconds, seconds, write
@@ -200,7 +205,7 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="one view after the other, as LightlySSL")
     add_training_options(parser, "imagenette")
     add_result_options(parser, "imagenette")
-    parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
+    add_precision_option(parser)
     parser.add_argument("--speed", action="store_true", help="measure images per second instead")
     parser.add_argument("--speed-results", type=Path, default=RESULTS / "imagenette-speed.json")
     parser.add_argument("--repeats", type=int, default=100, help="measurements of --speed")

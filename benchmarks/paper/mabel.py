@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.support.lines import read
 from benchmarks.support.markdown import head, row
-from benchmarks.support.options import add_training_options, parser_of
+from benchmarks.support.options import add_precision_option, add_training_options, parser_of
 from benchmarks.support.paths import RESULTS, ROOT
 from benchmarks.support.training import complete, device_and_precision, stopping
 from taufree.experiments.language.mabel import TERMS, Mabel, MabelSettings
@@ -260,7 +260,7 @@ def main() -> None:
     train.add_argument("--seeds", type=int, default=10)
     train.add_argument("--subset", type=int, default=0, help="pairs and examples at most, for a look")
     add_training_options(train, "mabel")
-    train.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
+    add_precision_option(train)
     commands.add_parser("table", help="only print the tables")
     chosen = parser.parse_args()
     for name in ("data", "encoder", "results", "runs", "source", "target"):

@@ -24,7 +24,12 @@ from matplotlib.figure import Figure
 
 from benchmarks.support.lines import read
 from benchmarks.support.markdown import head, row
-from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.options import (
+    add_precision_option,
+    add_result_options,
+    add_training_options,
+    parser_of,
+)
 from benchmarks.support.paths import FIGURES, RESULTS
 from benchmarks.support.pictures import colour, finish
 from benchmarks.support.timing import epoch_seconds, part_seconds, seconds, write
@@ -214,7 +219,7 @@ def main() -> None:
     parser.add_argument("--subset", type=int, default=0, help="so many images at most, to try the script")
     add_training_options(parser, "msc")
     add_result_options(parser, "msc")
-    parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
+    add_precision_option(parser)
     parser.add_argument("--speed", action="store_true", help="measure images per second instead")
     parser.add_argument("--speed-results", type=Path, default=RESULTS / "msc-speed.json")
     parser.add_argument("--repeats", type=int, default=60, help="measurements of --speed")

@@ -19,7 +19,12 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.support.lines import read
 from benchmarks.support.markdown import head, row
-from benchmarks.support.options import add_result_options, add_training_options, parser_of
+from benchmarks.support.options import (
+    add_precision_option,
+    add_result_options,
+    add_training_options,
+    parser_of,
+)
 from benchmarks.support.paths import packaged_minilm
 from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.language.sentences import Sentences
@@ -53,7 +58,7 @@ def runs(chosen: argparse.Namespace) -> list[Run]:
     given = {
         "epochs": 1,
         "batch_size": BATCH,
-        "subset": STEPS * BATCH,
+        "subset": chosen.steps * BATCH,
         "length": TOKENS,
         "model": str(model),
     }
@@ -87,6 +92,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that holds snli and stsb")
     parser.add_argument("--links", type=parse_links, default=LINKS)
     parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("5"), help="how many, or 3:5")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    add_precision_option(parser)
     add_training_options(parser, "snli")
     add_result_options(parser, "snli")
     chosen = parser.parse_args()

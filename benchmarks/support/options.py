@@ -25,6 +25,11 @@ def add_training_options(parser: argparse.ArgumentParser, name: str) -> None:
     )
 
 
+def add_precision_option(parser: argparse.ArgumentParser) -> None:
+    """The option of benchmarks whose recipe has mixed precision on a GPU."""
+    parser.add_argument("--precision", help="bf16-mixed on CUDA and 32-true elsewhere if not given")
+
+
 def add_result_options(parser: argparse.ArgumentParser, name: str) -> None:
     """The options of all benchmarks that print tables of their results."""
     parser.add_argument("--results", type=Path, default=RESULTS / f"{name}.jsonl")

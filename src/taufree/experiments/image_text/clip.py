@@ -318,7 +318,9 @@ class CLIP(ImagesOnDevice):
         """Vectors of the images and of the captions of a part, and which of the images each caption has."""
         rows, texts = self._rows(part)
         size = 2 * self.settings.batch_size
-        images = [model(self._image_inputs(some))[0] for some in torch.split(rows, size)]
+        # Chunks of equal sizes, where the number of images allows it: a compiled tower sees one shape.
+        chunks = rows.chunk(-(-len(rows) // size))
+        images = [model(self._image_inputs(some))[0] for some in chunks]
         captions = [model(None, self._text_inputs(some))[0] for some in torch.split(texts, size)]
         owners = self.captions.owners[texts] - rows[0]
         return torch.cat(images), torch.cat(captions), owners.to(self._device)
