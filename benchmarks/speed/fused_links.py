@@ -1,8 +1,14 @@
-"""What each link, each contrast and each precision costs on the fused kernels: parts of fused.py."""
+"""What each link, each contrast and each precision costs on the fused kernels: parts of fused.py.
+
+python -m benchmarks.speed.fused_links 16384x512 bfloat16    # compiles what ``links`` measures there
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
@@ -71,18 +77,35 @@ def timed(name: str, step: Step, line: Line, leaves: Leaves) -> Line:
     return line
 
 
+def compile_ahead() -> None:
+    """Each case in a process of its own, into the caches on disk: one after the other would take longer than
+    all measurements."""
+    command = [sys.executable, "-m", "benchmarks.speed.fused_links"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [subprocess.Popen([*command, f"{n}x{d}", str(t)[6:]], **quiet) for n, d, t in CASES]
+    for process in running:
+        process.wait()
+
+
+def main() -> None:
+    n, d = map(int, sys.argv[1].split("x"))
+    dtype = getattr(torch, sys.argv[2])
+    for _, step in _steps(n, dtype, measure.pairs(n, d, "cuda", dtype)):
+        with suppress(Exception):  # said when it is measured
+            step()
+
+
 def links(rate: float, say: Callable[[str], None]) -> list[Line]:
     """Every link at every size, beside dense code with a temperature."""
+    compile_ahead()
     found = []
     for n, d, dtype in CASES:
         rows = measure.pairs(n, d, "cuda", dtype)
         about: Line = {"n": n, "d": d, "dtype": str(dtype)[6:]}
         floor = measure.floor_ms("symmetric", n, d, rate) if dtype == BF16 else None
         for name, step in _steps(n, dtype, rows):
-            torch.set_float32_matmul_precision("high" if "TF32" in name else "highest")
             found.append(timed(name, step, about, rows))
             say(_shown(found[-1], floor))
-        torch.set_float32_matmul_precision("highest")
     return found
 
 
@@ -95,11 +118,13 @@ def _steps(n: int, dtype: torch.dtype, rows: tuple[Tensor, Tensor]) -> Iterator[
             ours = torch.compile(taufree.InfoNCE(symmetric=True, link=LINKS[name]()).cuda(), dynamic=False)
             yield f"torch.compile {name}", measure.stepper(ours, *rows)
     if n <= LARGEST_DENSE:
-        torch.compiler.reset()
-        for precision in ("",) if dtype == BF16 else ("", " TF32"):
-            yield f"dense{precision}", measure.stepper(dense, *rows)
+        for name, precision in [("", "highest")] if dtype == BF16 else [("", "highest"), (", TF32", "high")]:
+            torch.set_float32_matmul_precision(precision)
+            yield f"dense{name}", measure.stepper(dense, *rows)
+            torch.compiler.reset()
             compiled = torch.compile(dense, dynamic=False)
-            yield f"torch.compile dense{precision}", measure.stepper(compiled, *rows)
+            yield f"torch.compile dense{name}", measure.stepper(compiled, *rows)
+        torch.set_float32_matmul_precision("highest")
 
 
 def contrasts(say: Callable[[str], None]) -> list[Line]:
@@ -166,3 +191,7 @@ def _shown(line: Line, floor: float | None) -> str:
         f"{size} {line['dtype']} {line['method']:26} {line['ms']:8.3f} ms, "
         f"replayed {line['graph_ms']:8.3f}{share}, {line['extra_mib']:.0f} MiB"
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -122,7 +123,7 @@ def close_labelled(
         loss = torch.logaddexp(torch.zeros_like(log_z), negatives - positives)
         loss += torch.where(count == 1, 0, positives - logits / count)
         share = torch.where(count == 1, (negatives - log_z).exp(), 1 / count)
-    z = log_z if link.kind != ODDS else 2 * (1 + link.resolution) * (-log_z).exp()
+    z = log_z / math.log(2) if link.kind != ODDS else 2 * (1 + link.resolution) * (-log_z).exp()
     z = z.where(some, 0.0 if link.kind == ODDS else torch.inf)
     state = torch.stack([keeps.double(), share.where(some, 0), torch.zeros_like(share)])
     return loss.where(some, 0).float(), z.float().expand(2, -1).contiguous(), state

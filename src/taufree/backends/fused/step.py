@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -112,7 +113,7 @@ class FusedStep:
             )
             loss *= arguments.weight
             if offsets is not None:  # a larger normaliser lowers the negatives, and keep takes it back
-                self.normalisers += offsets
+                self.normalisers += offsets / math.log(2)
                 self.positive[0] *= offsets[0].exp()
             return loss
         rows, own = self.row_sums, arguments.own_sums
@@ -124,7 +125,7 @@ class FusedStep:
             rows, cols = rows * lower[0], None if cols is None else cols * lower[1]
         loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight, arguments.decoupled)
         if offsets is not None:
-            self.normalisers += offsets
+            self.normalisers += offsets / math.log(2)
         return loss
 
     def saved(self) -> Saved:
@@ -202,4 +203,4 @@ def own_share(arguments: Arguments, normalisers: Tensor) -> Tensor:
     own = arguments.own_sums
     assert own is not None
     z = normalisers[0].to(own.dtype)
-    return z / (2 * (1 + arguments.resolution)) if arguments.kind == ODDS else (-z).exp()
+    return z / (2 * (1 + arguments.resolution)) if arguments.kind == ODDS else torch.exp2(-z)

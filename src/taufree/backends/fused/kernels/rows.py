@@ -10,6 +10,8 @@ import triton.language as tl
 
 from taufree.backends.fused.kernels.arithmetic import EXP, ODDS, log1p, logit_of, slope_of
 
+LN2, LOG2E64 = tl.constexpr(0.6931471805599453), tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def _row(x, stats, i, d, D):
@@ -107,7 +109,7 @@ def _as_rounded(missed, normaliser):
     In a narrow cone the two parts cancel, and with them the error that they share.
     """
     error = normaliser - normaliser.to(tl.float32).to(tl.float64)
-    return missed * (1.0 + tl.where(error == error, error, 0.0))
+    return missed * (1.0 + tl.where(error == error, error, 0.0) * LN2)
 
 
 @triton.jit(do_not_specialize=("N",))
@@ -117,7 +119,7 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
 
     positive [3, N] holds gap, rise, and room for dL/dc of the positive, which comes from
     1 - p = S/(S+w), in which nothing cancels. For the backward, of either direction and with the 1/2 of two
-    directions in it, z [2, N]: 2(1+delta)/(S+w) for ODDS, scale/(S+w) for EXP, else log(S+w). DECOUPLED has
+    directions in it, z [2, N]: 2(1+delta)/(S+w) for ODDS, scale/(S+w) for EXP, else log2(S+w). DECOUPLED has
     log(S/w), 1 for 1 - p, and S for S+w; without negatives all of it is 0. With EACH scale is [N].
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -154,7 +156,7 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
             some, negatives = negatives != 0, tl.log(negatives)
             total += tl.where(some, share * (negatives - logit), 0.0)
             of_positive = tl.where(some, share, 0.0)
-            normaliser = tl.where(some, negatives + (0.6931471805599453 if COLS else 0.0), float("inf"))
+            normaliser = tl.where(some, negatives * LOG2E64 + (1.0 if COLS else 0.0), float("inf"))
             missed += _as_rounded(of_positive, normaliser)
         else:
             excess = tl.log(negatives) - logit
@@ -162,7 +164,7 @@ def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.const
             more = tl.where(excess > 0, excess, 0.0) + log1p(small)
             total += share * tl.where(excess == excess, more, excess)
             of_positive = share * tl.where(excess > 0, 1.0, small) / (1.0 + small)
-            normaliser = logit + more + (0.6931471805599453 if COLS else 0.0)  # log 2
+            normaliser = (logit + more) * LOG2E64 + (1.0 if COLS else 0.0)
             missed += _as_rounded(of_positive, normaliser)
         tl.store(z + side * N + i, normaliser.to(tl.float32), i < N)
     tl.store(loss + i, (total * factor).to(tl.float32), i < N)

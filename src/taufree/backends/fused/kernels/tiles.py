@@ -35,7 +35,6 @@ from taufree.backends.fused.kernels.arithmetic import (
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
-LOG2E64 = tl.constexpr(1.4426950408889634)
 MAX_BITS = tl.constexpr(float(fused.MAX_BITS))
 MAX_FLOAT32_BITS = tl.constexpr(119.0)  # of weights, for sums over a tile to stay in float32's range
 # Where some weights may have more: the bits that all are lowered by, and what raises their sums again.
@@ -361,10 +360,10 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
         least = tl.min(near_z, 0)
         if COLS:
             least = tl.minimum(least, tl.min(far_z, 0))
-        base = tl.minimum(least * LOG2E, 1e30) + RAISED  # the minimum is inf where nothing has a normaliser
-        near_share = _share_at(base, near, near_z)
+        base = tl.minimum(least, 1e30) + RAISED  # the minimum is inf where nothing has a normaliser
+        near_share = near * (tl.exp2((base - RAISED) - near_z) * 2.0**RAISED)
         if COLS:
-            far_share = _share_at(base, far, far_z)
+            far_share = far * (tl.exp2((base - RAISED) - far_z) * 2.0**RAISED)
     if LABELS:
         same = _same(i, j, u_groups, v_groups, N, M)
         near_keep = tl.load(labelled + i, i < N, 0.0).to(tl.float32)[:, None]
@@ -478,20 +477,10 @@ def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstrea
 
 
 @triton.jit
-def _share_at(base, upstream, z):
-    """dL/dL_i 2^(base - z_i), z_i in bits; the exponent in float64, since all pairs of a row have its error."""
-    bits = (base.to(tl.float64) - RAISED) - z.to(tl.float64) * LOG2E64
-    return upstream * tl.exp2(bits.to(tl.float32)) * 2.0**RAISED
-
-
-@triton.jit
 def _share(bits, z, LABELS: tl.constexpr):
-    """exp(logit - z). It is at most 1, also where float64 could not hold the sum; with LABELS that of a
+    """2^(bits - z). It is at most 1, also where float64 could not hold the sum; with LABELS that of a
     positive may be larger, and ``keep`` lowers it."""
-    exact = z.to(tl.float64) * LOG2E64
-    rounded = exact.to(tl.float32)
-    rest = tl.where(rounded == float("inf"), 0.0, exact - rounded.to(tl.float64)).to(tl.float32)
-    above, most = (bits - rounded) - rest, MAX_EXCESS if LABELS else 0.0
+    above, most = bits - z, MAX_EXCESS if LABELS else 0.0
     return tl.exp2(tl.where(above > most, most, above))
 
 
