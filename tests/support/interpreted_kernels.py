@@ -258,7 +258,7 @@ if __name__ == "__main__":
     from taufree.backends.fused import tile_passes as launch
     from taufree.backends.fused.kernels import tiles as tile_kernels
 
-    launch.tile_config = lambda link, labels, mode: launch.Config(16, 16, 64)
+    launch.tile_config = lambda link, what, mode: launch.Config(16, 16, 64)
     launch.chunk_shape = lambda pad, mode: (16, 32)
     launch.PARTIAL_SUM_BYTES = 4 * 2 * N * 2  # two tile columns of both views at a time, one with labels
     torch.manual_seed(0)

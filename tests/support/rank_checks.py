@@ -258,7 +258,7 @@ def kernels(rank, world):
     """The fused kernels, by Triton's interpreter."""
     from taufree.backends.fused import tile_passes as launch
 
-    launch.tile_config = lambda link, labels, mode: launch.Config(16, 16, 64)
+    launch.tile_config = lambda link, what, mode: launch.Config(16, 16, 64)
     found = {}
     for call, link, way in itertools.product(CALLS, LINKS, WAYS):
         every = call in ("symmetric, ids", "nt_xent", "sup_con", "sigmoid, ids")

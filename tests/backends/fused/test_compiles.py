@@ -191,7 +191,7 @@ def test_pairs_fit_the_memory_of_a_multiprocessor(generation, room, monkeypatch)
     """In KiB: rows and columns, each a pair of float16, in every stage that is on its way."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: generation)
-    config = launch.tile_config(KernelLink(ODDS, torch.ones(1), 1e-4), False, rows.Mode.of(torch.ones(1)))
+    config = launch.tile_config(KernelLink(ODDS, torch.ones(1), 1e-4), "pairs", rows.Mode.of(torch.ones(1)))
     waiting = config.stages if generation < (12, 0) else config.stages - 1
     assert waiting * (config.bm + config.bn) * config.bk * 2 * 2 / 1024 <= room - 2
 

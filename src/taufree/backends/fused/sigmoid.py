@@ -136,7 +136,7 @@ class FusedSigmoid:
 
     def _visit_block(self, block: PairBlock, v_grad: Tensor | None) -> None:
         """Adds a block's losses, and its part of the gradient with respect to unit rows, scale and bias."""
-        u, v, config = block.u, block.v, tile_passes.tile_config(self.link, self.link.kind != ODDS, self.mode)
+        u, v, config = block.u, block.v, tile_passes.tile_config(self.link, "questions", self.mode)
         height, breadth = (
             min(most, -(-x.n // 256) * 256)
             for most, x in zip(tile_passes.chunk_shape(u.pad, self.mode), (u, v), strict=True)

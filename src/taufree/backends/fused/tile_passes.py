@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from taufree.backends.fused.arguments import KernelLink
+from taufree.backends.fused.arguments import EXP, ODDS, KernelLink
 from taufree.backends.fused.kernels import tiles as tile_kernels
 from taufree.backends.fused.launch import start
 from taufree.backends.fused.row_passes import KernelRows, Mode, Upstream
@@ -34,16 +34,23 @@ class Config(NamedTuple):
     registers: int | None = None
 
 
-def tile_config(link: KernelLink, heavy: bool, mode: Mode) -> Config:
-    """Fixed, so that nothing is tuned again for another N. Pairs of float16, a scale for each anchor and
-    ``heavy`` arithmetic need more registers.
+def tile_config(link: KernelLink, what: str, mode: Mode) -> Config:
+    """Fixed, so that nothing is tuned again for another N: of six shapes the fastest on an H200, which keeps
+    most of what a pair needs in registers. ``what`` are "pairs", "labels", or the sigmoid loss's "questions".
 
-    Blackwell has less room for pairs: the cards for desktops 99 KiB of stages instead of Hopper's 227, and on
-    the others the registers did not suffice for labels.
+    Of Blackwell's cards those for desktops have less room for pairs of float16: 99 KiB of stages instead of
+    Hopper's 227.
     """
-    if not heavy and not link.each and not mode.split:
-        return Config()
-    return Config(bm=64 if mode.split and _blackwell() else 128, warps=8)
+    if what == "labels":
+        return Config(bn=64)
+    if what == "questions" and link.kind != ODDS:
+        return Config(bn=64, warps=8)
+    if what == "questions" and not mode.split:
+        return Config(bm=64)
+    if link.kind in (ODDS, EXP) or link.each:
+        wide = mode.split or link.each
+        return Config(bm=64 if mode.split and _blackwell() else 128, warps=8 if wide else 4)
+    return Config(bm=64) if mode.split else Config()
 
 
 def _blackwell() -> bool:
@@ -80,6 +87,9 @@ class PairBlock(NamedTuple):
     def alone(self) -> bool:
         return self.u is self.v
 
+    def config(self, link: KernelLink, mode: Mode) -> Config:
+        return tile_config(link, "labels" if self.labels else "pairs", mode)
+
     def tiles(self, config: Config, link: KernelLink) -> tuple[Any, ...]:
         """The arguments that both passes begin with."""
         groups = self.u.sides if self.groups is None else self.groups
@@ -107,7 +117,7 @@ def add_sums(
     is ``rows`` for anchors among themselves. With labels the first dimension is 3, see the kernel.
     ``tallies`` are those of anchors and candidates, if statistics are wanted.
     """
-    u, v, config, parts = block.u, block.v, tile_config(link, block.labels, mode), len(rows)
+    u, v, config, parts = block.u, block.v, block.config(link, mode), len(rows)
     atomic = not torch.are_deterministic_algorithms_enabled()
     row_tiles, options = -(-u.n // config.bm), block.options(mode, config, link)
     step = v.n if atomic else max(1, PARTIAL_SUM_BYTES // (rows.itemsize * parts * u.n)) * config.bn
@@ -139,7 +149,7 @@ def add_gradients(
     anchors and candidates; ``fresh`` gradients hold nothing yet, not even zeros. The coefficients exist for
     one chunk of the matrix at a time; two library products turn them into both gradients.
     """
-    u, v, config = block.u, block.v, tile_config(link, block.labels, mode)
+    u, v, config = block.u, block.v, block.config(link, mode)
     height, breadth = (
         min(most, -(-r.n // 256) * 256) for most, r in zip(chunk_shape(u.pad, mode), (u, v), strict=True)
     )
