@@ -14,20 +14,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from taufree.backends.autograd import transformed
-from taufree.backends.blockwise.directions import Side, close
+from taufree.backends.blockwise.directions import close
 from taufree.backends.blockwise.formulas import base_and_slope, offset_of
 from taufree.backends.blockwise.learned import link_gradient
 from taufree.backends.blockwise.left_out import LeftOut
 from taufree.backends.blockwise.plain_tile import PlainTile
-from taufree.backends.blockwise.tiles import near, tile_kind
+from taufree.backends.blockwise.tiles import Tile, near, tile_kind
 from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
-from taufree.links.log_odds import log_odds
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 MAX_PAIRS = 2**18  # of a matrix that a link measures
@@ -75,20 +73,19 @@ def _in_float64(contrast: Contrast, link: Link) -> bool:
 class Matrix:
     """All pairs of a contrast, anchors by candidates.
 
-    A link that measures the batch makes it before the loss does; the loss overwrites ``gap`` and ``logits``.
+    A link that measures the batch makes it before the loss does, which overwrites it.
 
     Attributes:
-        gap: [N, M], 1 - c + :func:`.formulas.offset_of`; 1 where a pair is ``left_out``, unless ``positive``
-            is None.
+        cosine: [N, M]; 0 where a pair is ``left_out``, unless ``positive`` is None.
         positive: c, 1 - c and 1 + c of each row with its positive, exactly; of two views those of the first
-            alone. None where ``gap`` has them to as many digits as float32.
-        exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``gap``.
-        anchors, candidates: those of ``unit`` that the rows and the columns of ``gap`` are.
+            alone. None where ``cosine`` has them to as many digits as float32.
+        exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``cosine``.
+        anchors, candidates: those of ``unit`` that the rows and the columns of ``cosine`` are.
         inverse: [rows, 1], what made them unit rows.
-        logits: logit / scale of all pairs, if a link has measured them.
+        known: :meth:`logits`, once they have been asked for.
     """
 
-    gap: Tensor
+    cosine: Tensor
     positive: tuple[Tensor, Tensor, Tensor] | None
     left_out: LeftOut | None
     exact: Tensor
@@ -96,31 +93,43 @@ class Matrix:
     anchors: Tensor
     candidates: Tensor
     inverse: Tensor
-    logits: Tensor | None = None
+    known: tuple[Tensor, Tensor | None] | None = None
 
-    def cosines(self, link: Link) -> Tensor:
-        """[N, M], whatever they are of the pairs left out."""
-        return torch.rsub(self.gap, 1 + offset_of(link))
+    def cosines_of_negatives(self) -> Tensor:
+        """[N, M], 0 where a pair is left out."""
+        if self.positive is not None or self.left_out is None:
+            return self.cosine
+        return self.left_out.fill(self.cosine.clone(), 0)
 
-    def unscaled_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
-        """Logits divided by the link's scale: of all pairs [N, M], 0 for an anchor with itself, and of the
-        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for.
-        """
+    def logits(self, link: Link) -> tuple[Tensor, Tensor | None]:
+        """Logits divided by the link's scale, and q of :class:`PlainTile` if they are log-odds, of all pairs
+        [N, M]. ``link`` has a formula, the one that the matrix was made for."""
+        if self.known is None:
+            formula = link.formula
+            assert formula is not None
+            if formula.kind == "linear":
+                self.known = self.cosine, None
+            else:
+                q = torch.mul(self.cosine, 0.5 / (1 + formula.resolution)).add_(0.5)
+                self.known = torch.logit(q), q
+        return self.known
+
+    def measured_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
+        """The first of :meth:`logits`, 0 for an anchor with itself, and those of the positives [N], exactly,
+        which the first has too."""
         n, shift, views = contrast.n, contrast.shift, contrast.keys is None
-        if self.logits is None:
-            linear = link.formula is not None and link.formula.kind == "linear"
-            base = self.cosines(link) if linear else log_odds(self.gap, offset_of(link))
-            if self.positive is not None:
-                _, gap, rise = self.positive
-                exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
-                base.diagonal(shift).copy_(exact)
-                if views:
-                    base.diagonal(shift - n).copy_(exact)
+        fresh = self.known is None
+        base, _ = self.logits(link)
+        if fresh and self.positive is not None:
+            _, gap, rise = self.positive
+            exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
+            base.diagonal(shift).copy_(exact)
             if views:
-                base.diagonal().zero_()
-            self.logits = base
-        positive = self.logits.diagonal(shift)
-        return self.logits, positive.repeat(2) if views else positive
+                base.diagonal(shift - n).copy_(exact)
+        if fresh and views:
+            base.diagonal().zero_()
+        positive = base.diagonal(shift)
+        return base, positive.repeat(2) if views else positive
 
 
 def measurable(contrast: Contrast) -> bool:
@@ -154,19 +163,18 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
     anchors = candidates = unit
     if not views:
         anchors, candidates = unit[:n], unit[n if contrast.in_batch else 2 * n :]
-    offset = offset_of(link)
-    gap = torch.addmm(unit.new_full((1,), 1 + offset), anchors, candidates.T, alpha=-1)
+    cosine = torch.mm(anchors, candidates.T)
     left_out = LeftOut.of_all(contrast) if contrast.in_batch else None
     positive = None
     if not in_float64:
         if left_out is not None:
-            left_out.fill(gap, 1)
-        if near(gap, offset):
+            left_out.fill(cosine, 0)
+        if near(cosine, -1.0):  # whose bounds lie around 0 then
             return None
         if contrast.labels is None:
             pairs = contrast.shift if views else n
             positive = _chords(exact[:pairs], exact[pairs : 2 * pairs])
-    return Matrix(gap, positive, left_out, exact, unit, anchors, candidates, inverse)
+    return Matrix(cosine, positive, left_out, exact, unit, anchors, candidates, inverse)
 
 
 class OneTile:
@@ -183,10 +191,13 @@ class OneTile:
         self.kind = kind = tile_kind(link, learns)
         same = contrast.same_label(range(n), range(n)) if labelled else None
         inside = contrast.shift if matrix.positive is None and not labelled else None
-        # The log-odds are worth handing on; a temperature's cosines are there at once.
-        handed_on = matrix.logits is not None and kind is PlainTile and offset_of(link)
-        options = {"known": matrix.logits} if handed_on else {}
-        self.tile = kind(link, matrix.gap, None, matrix.left_out, same, learns, inside, **options)
+        options = (None, matrix.left_out, same, learns, inside)
+        self.tile: Tile
+        if kind is PlainTile:
+            self.tile = PlainTile(link, matrix.cosine, *options, known=matrix.logits(link))
+        else:
+            gap = matrix.cosine.neg_().add_(1 + offset_of(link))
+            self.tile = kind(link, gap, *options)
         if labelled:
             self._add_labelled()
         else:
@@ -204,19 +215,15 @@ class OneTile:
         """Of two views the second half has the positives of the first."""
         tile, matrix, both = self.tile, self.matrix, self.contrast.symmetric
         if matrix.positive is not None:
-            logit = self.link.logit(*matrix.positive)
+            positive = self.kind.of_logit(self.link.logit(*matrix.positive))
         else:
             assert tile.positives is not None
-            logit = tile.positives[0]
-        self.logit = logit
-        logit = logit.repeat(2) if self.contrast.keys is None else logit
-        log_s = torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)
-        log_s = self.kind.log(log_s.to(self.wide))
-        self.log_z, self.missed, losses = log_s, None, log_s - logit
-        if not self.contrast.decoupled:
-            self.log_z = torch.logaddexp(log_s, logit)
-            self.missed = losses.sigmoid()  # 1 - p of the positive
-            losses = softplus(losses, threshold=700)  # exact below, and exp overflows at 709
+            positive = tile.positives[0]
+        if self.contrast.keys is None:
+            positive = positive.repeat(2)
+        total = torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)
+        self.single = self.kind.close(total.to(self.wide), positive, self.contrast.decoupled)
+        losses = self.single.losses
         self.losses = losses.mean(0) if both else losses
 
     def gradients(self, weights: Tensor | float) -> list[Tensor | None]:
@@ -243,11 +250,9 @@ class OneTile:
             sides = [self.closed.side(weights).at(range(contrast.n), 0)]
             return *self.tile.coefficients(sides, self.params), None
         grad = weights / 2 if both else weights
-        sides = [
-            Side.of_negatives(grad, z, dim) for dim, z in enumerate(self.log_z if both else (self.log_z,))
-        ]
-        slopes, found = self.tile.coefficients(sides, self.params)
-        missed = torch.ones_like(self.log_z) if self.missed is None else self.missed
+        slopes, found = self.tile.of_negatives(grad, self.single.z, self.params)
+        missed = self.single.missed
+        missed = torch.ones_like(self.single.z) if missed is None else missed
         outer = missed.mul_(-grad)  # dL/dlogit of the pairs
         outer = outer.sum(0) if both else outer
         pairs = contrast.shift if views else contrast.n
@@ -256,7 +261,8 @@ class OneTile:
         more: Sequence[Tensor | None] = ()
         if matrix.positive is None:
             assert self.tile.positives is not None
-            more = [torch.dot(outer, self.logit) / p for p in self.params]  # the scale alone
+            if self.params and self.tile.base is not None:  # the scale alone
+                more = [torch.dot(outer, self.tile.base.diagonal(contrast.shift))]
             slopes.diagonal(contrast.shift).copy_(outer.mul_(self.tile.positives[1]))
         else:
             if self.params:
@@ -268,14 +274,13 @@ class OneTile:
         """The gradient with respect to all rows, as they were given, from dL/dc."""
         contrast, matrix, n = self.contrast, self.matrix, self.contrast.n
         views, unit = contrast.keys is None, matrix.unit
-        out = torch.empty_like(unit)
         if views:
-            torch.mm(slopes.T, unit, out=out).addmm_(slopes, unit)
+            out = torch.mm(slopes + slopes.T, unit)
         else:
-            torch.mm(slopes, matrix.candidates, out=out[:n])
-            torch.mm(slopes.T, matrix.anchors, out=out[-slopes.shape[1] :])
+            parts = [torch.mm(slopes, matrix.candidates), torch.mm(slopes.T, matrix.anchors)]
             if not contrast.in_batch:  # the keys are positives alone
-                out[n : 2 * n] = 0
+                parts.insert(1, torch.zeros_like(matrix.anchors))
+            out = torch.cat(parts)
         if pull is not None and matrix.positive is not None:
             pairs = contrast.shift if views else n
             a, b = matrix.exact[:pairs], matrix.exact[pairs : 2 * pairs]
