@@ -1,4 +1,4 @@
-"""A matrix of one tile, as small batches have it: the same arithmetic in a third of the calls.
+"""The whole matrix as one tile, up to 1,024 x 1,024 pairs: the same arithmetic in a third of the calls.
 
 All rows are normalised together, and there are no strips, no parts and no second visit. The smallest matrices
 are wholly in float64, where a call takes longer than its arithmetic: a plain product is then exact enough for
@@ -20,15 +20,16 @@ from taufree.backends.blockwise.directions import close
 from taufree.backends.blockwise.formulas import base_and_slope, offset_of
 from taufree.backends.blockwise.learned import link_gradient
 from taufree.backends.blockwise.left_out import LeftOut
+from taufree.backends.blockwise.odds_tile import OddsTile
 from taufree.backends.blockwise.plain_tile import PlainTile
-from taufree.backends.blockwise.tiles import Tile, near, tile_kind
+from taufree.backends.blockwise.tiles import Tile, keep_freed_memory, near, tile_kind
 from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
-MAX_PAIRS = 2**18  # of a matrix that a link measures
+MAX_PAIRS = 2**20  # of a matrix that a link measures
 FLOAT64_PRODUCT = 2**19  # multiplications of a product that float64 does in the time of a few calls
 FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more digits than float32 has
 
@@ -61,12 +62,14 @@ def _in_float64(contrast: Contrast, link: Link) -> bool:
 
     The link must be the same for all 1 - c below ``FLOAT64_GAP``, as far as float32 can tell.
     """
-    device, size = contrast.anchors.device, contrast.anchors.numel() * contrast.candidate_count
-    if not contrast.in_batch or device.type != "cpu" or size > FLOAT64_PRODUCT:
+    anchors = contrast.anchors
+    if not contrast.in_batch or not anchors.is_cpu:
+        return False
+    if anchors.numel() * contrast.candidate_count > FLOAT64_PRODUCT:
         return False
     formula = link.formula
     smooth = formula is not None and (formula.kind == "linear" or formula.resolution >= FLOAT64_GAP)
-    return smooth and result_dtype(*contrast.inputs) != wide_dtype(device)
+    return smooth and result_dtype(*contrast.inputs) == torch.float32
 
 
 @dataclass
@@ -110,7 +113,8 @@ class Matrix:
             if formula.kind == "linear":
                 self.known = self.cosine, None
             else:
-                q = torch.mul(self.cosine, 0.5 / (1 + formula.resolution)).add_(0.5)
+                half = self.cosine.new_full((), 0.5)
+                q = torch.add(half, self.cosine, alpha=0.5 / (1 + formula.resolution))
                 self.known = torch.logit(q), q
         return self.known
 
@@ -159,6 +163,7 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
     unit = exact.mul_(inverse)
     if not in_float64:
         unit, inverse = unit.to(dtype), inverse.to(dtype)
+        keep_freed_memory()
 
     anchors = candidates = unit
     if not views:
@@ -196,8 +201,8 @@ class OneTile:
         if kind is PlainTile:
             self.tile = PlainTile(link, matrix.cosine, *options, known=matrix.logits(link))
         else:
-            gap = matrix.cosine.neg_().add_(1 + offset_of(link))
-            self.tile = kind(link, gap, *options)
+            one = matrix.cosine.new_full((), 1 + offset_of(link))
+            self.tile = kind(link, torch.sub(one, matrix.cosine, out=matrix.cosine), *options)
         if labelled:
             self._add_labelled()
         else:
@@ -261,8 +266,9 @@ class OneTile:
         more: Sequence[Tensor | None] = ()
         if matrix.positive is None:
             assert self.tile.positives is not None
-            if self.params and self.tile.base is not None:  # the scale alone
-                more = [torch.dot(outer, self.tile.base.diagonal(contrast.shift))]
+            base = None if isinstance(self.tile, OddsTile) else self.tile.base
+            if self.params and base is not None:  # the scale alone
+                more = [torch.dot(outer, base.diagonal(contrast.shift))]
             slopes.diagonal(contrast.shift).copy_(outer.mul_(self.tile.positives[1]))
         else:
             if self.params:
@@ -287,9 +293,9 @@ class OneTile:
             sign = torch.ones_like(pull).copysign_(matrix.positive[0][:, None])  # never 0
             # b - a for b (b + a if they are opposite): the same but for the part along a, and exact where
             # they agree.
-            apart = torch.addcmul(b, a, sign, value=-1)
-            out[:pairs] += apart * pull
-            out[pairs : 2 * pairs] -= apart.mul_(sign * pull)
+            towards = torch.addcmul(b, a, sign, value=-1).mul_(pull).to(out.dtype)
+            out[:pairs] += towards
+            out[pairs : 2 * pairs].addcmul_(towards, sign.to(out.dtype), value=-1)
         radial = torch.linalg.vecdot(out, unit).unsqueeze(-1)
         return out.addcmul_(unit, radial, value=-1).mul_(matrix.inverse)
 
@@ -303,8 +309,7 @@ def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTil
 
 def _chords(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """c, 1 - c and 1 + c of unit rows, exact at any distance."""
-    minus, plus = a - b, a + b
-    gap, rise = torch.linalg.vecdot(minus, minus).div_(2), torch.linalg.vecdot(plus, plus).div_(2)
+    gap, rise = (torch.linalg.vector_norm(x, dim=1).square_().div_(2) for x in (a - b, a + b))
     return (rise - gap).div_(2), gap, rise
 
 

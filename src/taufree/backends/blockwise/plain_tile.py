@@ -131,16 +131,14 @@ class PlainTile(PlainSums):
         if weight.dtype == torch.float64:
             outer = weight.mul_(by_pair(z.reciprocal().mul_(grad * self.steep)))
         elif z.max().item() <= MAX_Z:
-            # It is lower than its bound only where no pair counts, and an infinite share times 0 would be NaN.
+            # z is lower than its bound only where no pair counts: an infinite share times 0 would be NaN.
             share = z.clamp(min=1 / MAX_Z).reciprocal_().mul_(grad * self.steep)
             outer = weight.mul_(by_pair(share.to(weight.dtype)))
         else:
             outer = (weight * by_pair(z.reciprocal().mul_(grad * self.steep))).to(weight.dtype)
         return self._by_cosine(outer, params)
 
-    def _by_cosine(
-        self, outer: Tensor, params: Sequence[Tensor]
-    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+    def _by_cosine(self, outer: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor | None]]:
         """From dL/dlogit times ``steep``."""
         learned: Sequence[Tensor | None] = ()
         if params and self.base is not None:
