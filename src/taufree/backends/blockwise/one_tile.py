@@ -1,10 +1,11 @@
-"""The whole matrix as one tile, up to 1,024 x 1,024 pairs: the same arithmetic in a third of the calls.
+"""The whole matrix of a small batch as one tile: the same arithmetic in a third of the calls.
 
-All rows are normalised together, and there are no strips, no parts and no second visit. The smallest matrices
-are wholly in float64, where a call takes longer than its arithmetic: a plain product is then exact enough for
-every pair, so that positives stay in the matrix, and labels are possible. What is rare goes to
-:class:`.engine.BlockwiseEngine`: negatives of one anchor each, hardness, statistics, rows that are zero, very
-short or very long, and negatives that nearly agree with their anchor.
+That is up to 1,024 x 1,024 pairs, or 512 x 512 of two views. All rows are normalised together, and there
+are no strips, no parts and no second visit. The smallest matrices are wholly in float64, where a call takes
+longer than its arithmetic: a plain product is then exact enough for every pair, so that positives stay in the
+matrix, and labels are possible. What is rare goes to :class:`.engine.BlockwiseEngine`: negatives of one
+anchor each, hardness, statistics, rows that are zero, very short or very long, and negatives that nearly
+agree with their anchor.
 """
 
 from __future__ import annotations
