@@ -40,7 +40,7 @@ def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positiv
     n, views = contrast.n, contrast.keys is None
     index = _sample(n, logits.device) if n > MAX_ANCHORS else None
     if index is not None:
-        logits, positive = logits[index], positive[index]
+        logits, positive = logits.index_select(0, index), positive.index_select(0, index)
     scaled = logits * scale
     if views and index is None:
         scaled.diagonal().fill_(-torch.inf)
