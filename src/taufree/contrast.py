@@ -129,9 +129,10 @@ class Contrast:
 
     def out_of_inference(self) -> Contrast:
         """The same with copies of what was made in inference mode, which no backward can keep."""
-        made_there: dict[str, Any] = {
-            name: x.clone() for name, x in vars(self).items() if isinstance(x, Tensor) and x.is_inference()
-        }
+        made_there: dict[str, Any] = {}
+        for name, x in vars(self).items():
+            if isinstance(x, Tensor) and x.is_inference():
+                made_there[name] = x.clone()
         if self.bias is not None and self.bias.learned is not None and self.bias.learned.is_inference():
             made_there["bias"] = self.bias._replace(learned=self.bias.learned.clone())
         return replace(self, **made_there) if made_there else self

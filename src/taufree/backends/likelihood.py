@@ -40,7 +40,7 @@ def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positiv
     n, views = contrast.n, contrast.keys is None
     index = _sample(n, logits.device) if n > MAX_ANCHORS else None
     if index is not None:
-        logits, positive = logits[index], positive[index]
+        logits, positive = logits.index_select(0, index), positive.index_select(0, index)
     scaled = logits * scale
     if views and index is None:
         scaled.diagonal().fill_(-torch.inf)
@@ -48,12 +48,13 @@ def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positiv
         scaled.scatter_(1, index[:, None], -torch.inf)
     weighted = scaled.softmax(1).mul_(logits)
     mean = weighted.sum(1)
-    variance = torch.linalg.vecdot(weighted, logits).sub_(mean.square()).clamp_(min=0)
+    variance = torch.linalg.vecdot(weighted, logits).addcmul_(mean, mean, value=-1).clamp_(min=0)
+    # A target is 1 - s of the positive's logit and s of the negatives' mean: sums over all anchors will do.
     negatives, smoothing = logits.shape[1] - (2 if views else 1), 1 / (n + 2)
-    other = (logits.sum(1) - positive) / negatives
-    gradient = mean - torch.lerp(positive, other, smoothing)
+    ahead = torch.sub(mean, positive, alpha=1 - smoothing - smoothing / negatives)
     wide = wide_dtype(logits.device)
-    return Likelihood(gradient.mean(dtype=wide) * scale, variance.mean(dtype=wide) * scale**2)
+    gradient = torch.sub(ahead.sum(dtype=wide), logits.sum(dtype=wide), alpha=smoothing / negatives)
+    return Likelihood(gradient.mul_(scale / len(mean)), variance.mean(dtype=wide).mul_(scale**2))
 
 
 def _sample(n: int, device: torch.device) -> Tensor:

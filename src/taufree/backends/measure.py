@@ -25,7 +25,7 @@ class ContrastMeasure:
         with torch.no_grad():
             # A single anchor has no spread, from which the error is.
             if self.contrast.n > 1 and (matrix := self._matrix()) is not None:
-                return moments.of_matrix(self.contrast, matrix.cosines(self.link))
+                return moments.of_matrix(self.contrast, matrix.cosines_of_negatives())
             return moments.measure(self.contrast)
 
     def cosines(self) -> Cosines:
@@ -39,7 +39,7 @@ class ContrastMeasure:
             # Another formula than that of the link that measures needs another matrix.
             known = link.formula is not None and link.formula == self.link.formula
             if known and (matrix := self._matrix()) is not None:
-                logits = matrix.unscaled_logits(self.contrast, link)
+                logits = matrix.measured_logits(self.contrast, link)
                 return likelihood.of_matrix(self.contrast, link.formula_scale(), *logits)
             sample = likelihood.AnchorSample(self.contrast, link)
             sample.add_own()

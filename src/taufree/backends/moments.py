@@ -35,12 +35,9 @@ def measure(contrast: Contrast) -> tuple[Tensor, Tensor]:
 
 
 def of_matrix(contrast: Contrast, cosine: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for a plain contrast of several anchors, whose cosines [N, M] are known; overwrites these."""
+    """The same for a plain contrast of several anchors, whose cosines [N, M] are known, 0 for those that are
+    no negatives."""
     n, views = contrast.n, contrast.keys is None
-    cosine.diagonal(contrast.shift).zero_()
-    if views:
-        cosine.diagonal().zero_()
-        cosine.diagonal(contrast.shift - n).zero_()
     negatives = cosine.shape[1] - (2 if views else 1)
     variance, mean = torch.var_mean(torch.linalg.vecdot(cosine, cosine).double() / negatives, correction=0)
     return mean.clamp(min=1 / contrast.anchors.shape[1]), variance.mul_(4 / n).sqrt_()

@@ -72,8 +72,11 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Matrix products in the precision of their inputs, whatever autocast or TF32 settings say."""
     if _already_full(device):  # of small batches, setting it again takes longer than a product
-        return nullcontext()
+        return _AS_IT_IS
     return _full_precision(device)
+
+
+_AS_IT_IS = nullcontext()
 
 
 @contextmanager

@@ -211,9 +211,8 @@ def _attach(loss: Tensor, unused: Tensor | float | None) -> Tensor:
     """The loss, with a gradient of zero for ``unused``.
 
     DistributedDataParallel waits for a gradient of every parameter. Adding ``0 * unused`` would turn an
-    infinite scale into NaN; torch.where ignores the values that it does not choose.
+    infinite scale into NaN; torch.fill does not read it.
     """
     if not isinstance(unused, Tensor) or not unused.requires_grad:
         return loss
-    yes = torch.ones((), dtype=torch.bool, device=loss.device)
-    return torch.where(yes, loss, (unused.sum() if unused.dim() else unused).to(loss))
+    return loss + torch.fill(unused.sum() if unused.dim() else unused, 0).to(loss)

@@ -61,10 +61,12 @@ class InfoNCE(Linked, original.InfoNCE):
         n, m, link = anchor.shape[0], sample.shape[0], self.link
         intraview = m == 2 * n and torch.equal(sample[n:], anchor)
         with_itself = isinstance(link, Temperature | LearnableTemperature)
-        if (m == n or intraview) and m <= SMALL_BATCH and _one_each(pos_mask, neg_mask, n, m):
-            if intraview and not with_itself:
+        if (m == n or intraview) and m <= SMALL_BATCH:
+            usual = _usual_masks(pos_mask, neg_mask, n, m)
+            if usual == "others" or (usual == "all" and intraview and not with_itself):
                 return self._of_views(anchor, sample[:n])
-            return self._of_all(anchor, sample)
+            if usual == "all":
+                return self._of_all(anchor, sample)
         positives = _as_booleans("pos_mask", pos_mask, n, m)
         candidates = positives | _as_booleans("neg_mask", neg_mask, n, m)
         if intraview and not with_itself:
@@ -92,13 +94,20 @@ class InfoNCE(Linked, original.InfoNCE):
         ].mean()
 
 
-def _one_each(pos_mask: Tensor, neg_mask: Tensor, n: int, m: int) -> bool:
-    """Whether these are the usual masks [n, m], which few calls can tell: sample i is the positive of anchor
-    i, and every other one a negative."""
+def _usual_masks(pos_mask: Tensor, neg_mask: Tensor, n: int, m: int) -> str | None:
+    """Which of the usual masks [n, m] these are, which few calls can tell: sample i is the positive of anchor
+    i, and every other one a negative ("all"), or every one but sample n + i, the anchor itself ("others")."""
     if not isinstance(pos_mask, Tensor) or not isinstance(neg_mask, Tensor):
-        return False
+        return None
     eye = torch.eye(n, m, dtype=pos_mask.dtype, device=pos_mask.device)
-    return torch.equal(pos_mask, eye) and torch.equal(neg_mask, (1 - eye.float()).to(neg_mask.dtype))
+    if not torch.equal(pos_mask, eye):
+        return None
+    negatives = (1 - eye.float()).to(neg_mask.dtype)
+    if torch.equal(neg_mask, negatives):
+        return "all"
+    if m > n:
+        negatives.diagonal(n).zero_()
+    return "others" if m > n and torch.equal(neg_mask, negatives) else None
 
 
 def _as_booleans(name: str, mask: Tensor, n: int, m: int) -> Tensor:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from taufree.dtypes import wide_dtype
 from taufree.links import scalars
 from taufree.links.base import Formula, Link, Measure
 from taufree.links.measured import Measured, MeasuredLogOdds
-from taufree.links.temperature import Scaled
+from taufree.links.temperature import LINEAR, Scaled
 
 ROUNDING = 1e-6  # of sums in float32
 FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
@@ -26,7 +25,7 @@ class Fitted(Measured):
     curvature: Tensor
     far_in_a_row: Tensor
     largest: float
-    """The logit of c = 1 at gain 1."""
+    """The logit of c = 1 at scale 1."""
 
     def _begin(self) -> None:
         self.register_buffer("log_gain", torch.zeros(()))
@@ -58,12 +57,13 @@ class Fitted(Measured):
         return type(self.curvature.data) is Tensor and not self.curvature.item()
 
     def _step(self, measure: Measure) -> None:
-        found = measure.likelihood(self._current())
+        link = self._current()
+        found = measure.likelihood(link)
         device = found.gradient.device
         if self.log_gain.device != device:
             for name in ("log_gain", "curvature", "far_in_a_row"):
                 setattr(self, name, getattr(self, name).to(device))
-        state = (self.log_gain, self.curvature, self.far_in_a_row)
+        state = kept_gain, kept_curvature, kept_far = self.log_gain, self.curvature, self.far_in_a_row
         gradient, variance, log_gain, curvature, far = scalars.numbers(*found, *state)
         # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
         # the minimum: there the gradient counts twice, and else not at all.
@@ -79,16 +79,15 @@ class Fitted(Measured):
         step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
         ignored = step != step  # NaN: the batch has NaN, or nothing to compare
         # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
-        largest = self._gain() * self.largest
+        largest = link.formula_scale() * self.largest
         ignored = ignored | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
         moved = scalars.clamp(log_gain - step, 0.0, math.inf)
-        scalars.keep(self.log_gain, scalars.where(ignored, log_gain, moved))
-        scalars.keep(self.curvature, scalars.where(ignored, curvature, curvature_now))
-        scalars.keep(self.far_in_a_row, scalars.where(ignored, far, far_now))
+        scalars.keep(kept_gain, scalars.where(ignored, log_gain, moved))
+        scalars.keep(kept_curvature, scalars.where(ignored, curvature, curvature_now))
+        scalars.keep(kept_far, scalars.where(ignored, far, far_now))
 
     def _gain(self) -> float | Tensor:
-        log_gain = self.log_gain.detach()
-        found: float | Tensor = scalars.exp(*scalars.numbers(log_gain.to(wide_dtype(log_gain.device))))
+        found: float | Tensor = scalars.exp(scalars.number(self.log_gain))
         return found
 
 
@@ -160,7 +159,7 @@ class FittedTemperature(Fitted):
         True
     """
 
-    largest = 2.0
+    largest = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +175,7 @@ class FittedTemperature(Fitted):
 
     @property
     def formula(self) -> Formula:
-        return Formula("linear")
+        return LINEAR
 
     def formula_scale(self) -> float | Tensor:
         return 2 * self._gain()

@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from taufree.dtypes import wide_dtype
 from taufree.links import scalars
 from taufree.links.base import Formula, Link, Measure, check_number
 from taufree.links.log_odds import with_gain
@@ -130,11 +129,9 @@ class CalibratedLogOdds(MeasuredLogOdds):
         held = scalars.clamp(moment, low, high)
         scalars.keep(self.moment, scalars.where(high < math.inf, held, moment))  # unless the batch has NaN
 
-    @torch.no_grad()
     def formula_scale(self) -> float | Tensor:
         """2 Gamma(nu/2) / (sqrt(pi) Gamma((nu-1)/2)) with nu = 1/moment, and exactly 1 for nu <= 3."""
-        (moment,) = scalars.numbers(self.moment.to(wide_dtype(self.moment.device)))
-        nu = scalars.clamp(scalars.divide(1.0, moment), 3.0, math.inf)
+        nu = scalars.clamp(scalars.divide(1.0, scalars.number(self.moment)), 3.0, math.inf)
         gain = scalars.exp(scalars.lgamma(nu / 2) - scalars.lgamma((nu - 1) / 2)) * 2 / math.sqrt(math.pi)
         found: float | Tensor = scalars.where(nu > 3, gain, 1.0)
         return found

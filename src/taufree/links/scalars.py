@@ -12,19 +12,26 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from taufree.dtypes import wide_dtype
+
 Scalar: TypeAlias = Any  # a float or a tensor of one number
 
 
 def known(x: Tensor) -> bool:
     """Whether the value can be read at once: not on a GPU, in compiled code, or in a transform."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not x.is_cpu or torch._C._are_functorch_transforms_active():
         return False
-    return type(x.data) is Tensor and not torch._C._are_functorch_transforms_active()
+    return type(x) is Tensor or type(x.data) is Tensor  # a parameter
 
 
 def numbers(*tensors: Tensor) -> tuple[Scalar, ...]:
     """The same as floats, if all can be read at once."""
     return tuple(x.item() for x in tensors) if all(map(known, tensors)) else tensors
+
+
+def number(x: Tensor) -> Scalar:
+    """The same of one, without its graph; a tensor is of the widest dtype."""
+    return x.item() if known(x) else x.detach().to(wide_dtype(x.device))
 
 
 def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:

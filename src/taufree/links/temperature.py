@@ -11,6 +11,8 @@ from taufree.dtypes import wide_dtype
 from taufree.links.base import Formula, Link, Measure, by_row, check_number
 from taufree.links.scalars import known
 
+LINEAR = Formula("linear")
+
 
 class Temperature(Link):
     """The classical link with a fixed temperature, l(c) = c / tau.
@@ -49,7 +51,7 @@ class Temperature(Link):
 
     @property
     def formula(self) -> Formula:
-        return Formula("linear")
+        return LINEAR
 
     def formula_scale(self) -> float | Tensor:
         if not isinstance(self.tau, Tensor):
@@ -83,7 +85,7 @@ class Scaled(Link):
 
     @property
     def formula(self) -> Formula:
-        return Formula("linear")
+        return LINEAR
 
     def formula_scale(self) -> float | Tensor:
         return self.scale
@@ -134,7 +136,7 @@ class LearnableTemperature(Link):
 
     @property
     def formula(self) -> Formula:
-        return Formula("linear")
+        return LINEAR
 
     def formula_scale(self) -> Tensor:
         # A copy, since the next prepare() may clamp the parameter before the backward of this loss.

@@ -68,7 +68,7 @@ def test_the_symmetric_matrix_is_computed_once(monkeypatch):
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_derivatives(link, reduction, monkeypatch):
-    monkeypatch.setattr(blockwise, "TILE_SIZE", 3)
+    monkeypatch.setattr(blockwise, "TILE_SIZE", 2)
     options = {"link": link, "reduction": reduction, "backend": "blockwise"}
     labels = torch.tensor([0, 1, 0, 1, 1])
     a, b, c = (rows(5, 3, seed, torch.float64).requires_grad_() for seed in range(3))

@@ -56,6 +56,20 @@ class Closed(NamedTuple):
         return Side(grad, self.log_z, self.keep, grad * self.share)
 
 
+class Single(NamedTuple):
+    """What the complete sums of anchors with one positive each give, [n], or [2, n] both ways.
+
+    Attributes:
+        losses: of the anchors.
+        z: the sum of their denominators, as the tile's kind has sums.
+        missed: 1 - p of the positives; None if they are left out of the denominators.
+    """
+
+    losses: Tensor
+    z: Tensor
+    missed: Tensor | None
+
+
 def close(count: Tensor, log_s: Tensor, log_w: Tensor, logits: Tensor | None, decoupled: bool) -> Closed:
     """With S and W the summed weights of negatives and positives, the loss is
     log(1 + S/W) + log W - (mean logit of the positives): exact when S/W is tiny. Decoupled it is

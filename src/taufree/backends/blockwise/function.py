@@ -49,7 +49,9 @@ def evaluate(
 
 
 def _one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
-    if link.per_anchor or not fits(contrast, link, engine.TILE_SIZE**2):
+    # Of two views the engine computes little more than half of a matrix of several tiles.
+    tiles = 1 if contrast.keys is None and contrast.matrix is None else 4
+    if link.per_anchor or not fits(contrast, link, tiles * engine.TILE_SIZE**2):
         return None
     return one_tile(contrast, link, params)
 
@@ -120,7 +122,7 @@ class _Blockwise(torch.autograd.Function):
                         alike = gradient.device == upstream.device
                         gradient.mul_(upstream if alike else upstream.to(gradient.device))
             cast = [
-                g.to(x.dtype) if wanted and g is not None else None
+                None if g is None or not wanted else g if g.dtype == x.dtype else g.to(x.dtype)
                 for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)
             ]
         if torch.is_grad_enabled():  # create_graph=True

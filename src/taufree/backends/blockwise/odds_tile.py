@@ -10,7 +10,7 @@ from torch import Tensor
 from taufree.backends.blockwise.directions import Side, added
 from taufree.backends.blockwise.formulas import offset_of
 from taufree.backends.blockwise.left_out import LeftOut
-from taufree.backends.blockwise.plain_tile import PlainSums
+from taufree.backends.blockwise.plain_tile import PlainSums, by_pair
 from taufree.links import Link
 
 
@@ -27,13 +27,11 @@ class OddsTile(PlainSums):
         self.near = rise is not None
         self.r = gap.reciprocal_()
         self.left_out = left_out
-        self.positives: tuple[Tensor, Tensor] | None = (
-            None  # logits and slopes of a diagonal that is left out
-        )
+        self.positives: tuple[Tensor, Tensor] | None = None  # of a diagonal: weights, derivatives of logits
         if positives_at is not None:
             r = self.r.diagonal(positives_at)
             weight = (r * self.twice).sub_(1)
-            self.positives = weight.log(), (r * r).mul_(self.twice).div_(weight)
+            self.positives = weight, (r * r).mul_(self.twice).div_(weight)
         self.weight: Tensor | None = None  # formed only where the sum of r does not give it
         if rise is not None:
             self.weight = rise.add_(resolution).mul_(self.r)
@@ -82,3 +80,10 @@ class OddsTile(PlainSums):
         target = added([self.twice * side.target for side in sides]).to(self.r.dtype)
         scale = torch.where(self.same, kept - target / self.weight, scale)
         return self.r.square_().mul_(scale), ()
+
+    def of_negatives(
+        self, grad: Tensor | float, z: Tensor, params: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """See :meth:`.plain_tile.PlainTile.of_negatives`."""
+        share = by_pair(z.reciprocal().mul_(grad * self.twice))
+        return self.r.square_().mul_(share.to(self.r.dtype)), ()

@@ -1,10 +1,11 @@
-"""A matrix of one tile, as small batches have it: the same arithmetic in a third of the calls.
+"""The whole matrix of a small batch as one tile: the same arithmetic in a third of the calls.
 
-All rows are normalised together, and there are no strips, no parts and no second visit. The smallest matrices
-are wholly in float64, where a call takes longer than its arithmetic: a plain product is then exact enough for
-every pair, so that positives stay in the matrix, and labels are possible. What is rare goes to
-:class:`.engine.BlockwiseEngine`: negatives of one anchor each, hardness, statistics, rows that are zero, very
-short or very long, and negatives that nearly agree with their anchor.
+That is up to 1,024 x 1,024 pairs, or 512 x 512 of two views. All rows are normalised together, and there
+are no strips, no parts and no second visit. The smallest matrices are wholly in float64, where a call takes
+longer than its arithmetic: a plain product is then exact enough for every pair, so that positives stay in the
+matrix, and labels are possible. What is rare goes to :class:`.engine.BlockwiseEngine`: negatives of one
+anchor each, hardness, statistics, rows that are zero, very short or very long, and negatives that nearly
+agree with their anchor.
 """
 
 from __future__ import annotations
@@ -14,23 +15,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from taufree.backends.autograd import transformed
-from taufree.backends.blockwise.directions import Side, close
+from taufree.backends.blockwise.directions import close
 from taufree.backends.blockwise.formulas import base_and_slope, offset_of
 from taufree.backends.blockwise.learned import link_gradient
 from taufree.backends.blockwise.left_out import LeftOut
+from taufree.backends.blockwise.odds_tile import OddsTile
 from taufree.backends.blockwise.plain_tile import PlainTile
-from taufree.backends.blockwise.tiles import near, tile_kind
+from taufree.backends.blockwise.tiles import Tile, keep_freed_memory, near, tile_kind
 from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link
-from taufree.links.log_odds import log_odds
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
-MAX_PAIRS = 2**18  # of a matrix that a link measures
+MAX_PAIRS = 2**20  # of a matrix that a link measures
 FLOAT64_PRODUCT = 2**19  # multiplications of a product that float64 does in the time of a few calls
 FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more digits than float32 has
 
@@ -63,32 +63,33 @@ def _in_float64(contrast: Contrast, link: Link) -> bool:
 
     The link must be the same for all 1 - c below ``FLOAT64_GAP``, as far as float32 can tell.
     """
-    device, size = contrast.anchors.device, contrast.anchors.numel() * contrast.candidate_count
-    if not contrast.in_batch or device.type != "cpu" or size > FLOAT64_PRODUCT:
+    anchors = contrast.anchors
+    if not contrast.in_batch or not anchors.is_cpu:
+        return False
+    if anchors.numel() * contrast.candidate_count > FLOAT64_PRODUCT:
         return False
     formula = link.formula
     smooth = formula is not None and (formula.kind == "linear" or formula.resolution >= FLOAT64_GAP)
-    return smooth and result_dtype(*contrast.inputs) != wide_dtype(device)
+    return smooth and result_dtype(*contrast.inputs) == torch.float32
 
 
 @dataclass
 class Matrix:
     """All pairs of a contrast, anchors by candidates.
 
-    A link that measures the batch makes it before the loss does; the loss overwrites ``gap`` and ``logits``.
+    A link that measures the batch makes it before the loss does, which overwrites it.
 
     Attributes:
-        gap: [N, M], 1 - c + :func:`.formulas.offset_of`; 1 where a pair is ``left_out``, unless ``positive``
-            is None.
+        cosine: [N, M]; 0 where a pair is ``left_out``, unless ``positive`` is None.
         positive: c, 1 - c and 1 + c of each row with its positive, exactly; of two views those of the first
-            alone. None where ``gap`` has them to as many digits as float32.
-        exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``gap``.
-        anchors, candidates: those of ``unit`` that the rows and the columns of ``gap`` are.
+            alone. None where ``cosine`` has them to as many digits as float32.
+        exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``cosine``.
+        anchors, candidates: those of ``unit`` that the rows and the columns of ``cosine`` are.
         inverse: [rows, 1], what made them unit rows.
-        logits: logit / scale of all pairs, if a link has measured them.
+        known: :meth:`logits`, once they have been asked for.
     """
 
-    gap: Tensor
+    cosine: Tensor
     positive: tuple[Tensor, Tensor, Tensor] | None
     left_out: LeftOut | None
     exact: Tensor
@@ -96,31 +97,44 @@ class Matrix:
     anchors: Tensor
     candidates: Tensor
     inverse: Tensor
-    logits: Tensor | None = None
+    known: tuple[Tensor, Tensor | None] | None = None
 
-    def cosines(self, link: Link) -> Tensor:
-        """[N, M], whatever they are of the pairs left out."""
-        return torch.rsub(self.gap, 1 + offset_of(link))
+    def cosines_of_negatives(self) -> Tensor:
+        """[N, M], 0 where a pair is left out."""
+        if self.positive is not None or self.left_out is None:
+            return self.cosine
+        return self.left_out.fill(self.cosine.clone(), 0)
 
-    def unscaled_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
-        """Logits divided by the link's scale: of all pairs [N, M], 0 for an anchor with itself, and of the
-        positives [N], which the first has too. ``link`` must have the formula that the matrix was made for.
-        """
+    def logits(self, link: Link) -> tuple[Tensor, Tensor | None]:
+        """Logits divided by the link's scale, and q of :class:`PlainTile` if they are log-odds, of all pairs
+        [N, M]. ``link`` has a formula, the one that the matrix was made for."""
+        if self.known is None:
+            formula = link.formula
+            assert formula is not None
+            if formula.kind == "linear":
+                self.known = self.cosine, None
+            else:
+                half = self.cosine.new_full((), 0.5)
+                q = torch.add(half, self.cosine, alpha=0.5 / (1 + formula.resolution))
+                self.known = torch.logit(q), q
+        return self.known
+
+    def measured_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
+        """The first of :meth:`logits`, 0 for an anchor with itself, and those of the positives [N], exactly,
+        which the first has too."""
         n, shift, views = contrast.n, contrast.shift, contrast.keys is None
-        if self.logits is None:
-            linear = link.formula is not None and link.formula.kind == "linear"
-            base = self.cosines(link) if linear else log_odds(self.gap, offset_of(link))
-            if self.positive is not None:
-                _, gap, rise = self.positive
-                exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
-                base.diagonal(shift).copy_(exact)
-                if views:
-                    base.diagonal(shift - n).copy_(exact)
+        fresh = self.known is None
+        base, _ = self.logits(link)
+        if fresh and self.positive is not None:
+            _, gap, rise = self.positive
+            exact, _ = base_and_slope(link, gap + offset_of(link), rise.clone())
+            base.diagonal(shift).copy_(exact)
             if views:
-                base.diagonal().zero_()
-            self.logits = base
-        positive = self.logits.diagonal(shift)
-        return self.logits, positive.repeat(2) if views else positive
+                base.diagonal(shift - n).copy_(exact)
+        if fresh and views:
+            base.diagonal().zero_()
+        positive = base.diagonal(shift)
+        return base, positive.repeat(2) if views else positive
 
 
 def measurable(contrast: Contrast) -> bool:
@@ -150,23 +164,23 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
     unit = exact.mul_(inverse)
     if not in_float64:
         unit, inverse = unit.to(dtype), inverse.to(dtype)
+        keep_freed_memory()
 
     anchors = candidates = unit
     if not views:
         anchors, candidates = unit[:n], unit[n if contrast.in_batch else 2 * n :]
-    offset = offset_of(link)
-    gap = torch.addmm(unit.new_full((1,), 1 + offset), anchors, candidates.T, alpha=-1)
+    cosine = torch.mm(anchors, candidates.T)
     left_out = LeftOut.of_all(contrast) if contrast.in_batch else None
     positive = None
     if not in_float64:
         if left_out is not None:
-            left_out.fill(gap, 1)
-        if near(gap, offset):
+            left_out.fill(cosine, 0)
+        if near(cosine, -1.0):  # whose bounds lie around 0 then
             return None
         if contrast.labels is None:
             pairs = contrast.shift if views else n
             positive = _chords(exact[:pairs], exact[pairs : 2 * pairs])
-    return Matrix(gap, positive, left_out, exact, unit, anchors, candidates, inverse)
+    return Matrix(cosine, positive, left_out, exact, unit, anchors, candidates, inverse)
 
 
 class OneTile:
@@ -183,10 +197,13 @@ class OneTile:
         self.kind = kind = tile_kind(link, learns)
         same = contrast.same_label(range(n), range(n)) if labelled else None
         inside = contrast.shift if matrix.positive is None and not labelled else None
-        # The log-odds are worth handing on; a temperature's cosines are there at once.
-        handed_on = matrix.logits is not None and kind is PlainTile and offset_of(link)
-        options = {"known": matrix.logits} if handed_on else {}
-        self.tile = kind(link, matrix.gap, None, matrix.left_out, same, learns, inside, **options)
+        options = (None, matrix.left_out, same, learns, inside)
+        self.tile: Tile
+        if kind is PlainTile:
+            self.tile = PlainTile(link, matrix.cosine, *options, known=matrix.logits(link))
+        else:
+            one = matrix.cosine.new_full((), 1 + offset_of(link))
+            self.tile = kind(link, torch.sub(one, matrix.cosine, out=matrix.cosine), *options)
         if labelled:
             self._add_labelled()
         else:
@@ -204,19 +221,15 @@ class OneTile:
         """Of two views the second half has the positives of the first."""
         tile, matrix, both = self.tile, self.matrix, self.contrast.symmetric
         if matrix.positive is not None:
-            logit = self.link.logit(*matrix.positive)
+            positive = self.kind.of_logit(self.link.logit(*matrix.positive))
         else:
             assert tile.positives is not None
-            logit = tile.positives[0]
-        self.logit = logit
-        logit = logit.repeat(2) if self.contrast.keys is None else logit
-        log_s = torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)
-        log_s = self.kind.log(log_s.to(self.wide))
-        self.log_z, self.missed, losses = log_s, None, log_s - logit
-        if not self.contrast.decoupled:
-            self.log_z = torch.logaddexp(log_s, logit)
-            self.missed = losses.sigmoid()  # 1 - p of the positive
-            losses = softplus(losses, threshold=700)  # exact below, and exp overflows at 709
+            positive = tile.positives[0]
+        if self.contrast.keys is None:
+            positive = positive.repeat(2)
+        total = torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)
+        self.single = self.kind.close(total.to(self.wide), positive, self.contrast.decoupled)
+        losses = self.single.losses
         self.losses = losses.mean(0) if both else losses
 
     def gradients(self, weights: Tensor | float) -> list[Tensor | None]:
@@ -243,11 +256,9 @@ class OneTile:
             sides = [self.closed.side(weights).at(range(contrast.n), 0)]
             return *self.tile.coefficients(sides, self.params), None
         grad = weights / 2 if both else weights
-        sides = [
-            Side.of_negatives(grad, z, dim) for dim, z in enumerate(self.log_z if both else (self.log_z,))
-        ]
-        slopes, found = self.tile.coefficients(sides, self.params)
-        missed = torch.ones_like(self.log_z) if self.missed is None else self.missed
+        slopes, found = self.tile.of_negatives(grad, self.single.z, self.params)
+        missed = self.single.missed
+        missed = torch.ones_like(self.single.z) if missed is None else missed
         outer = missed.mul_(-grad)  # dL/dlogit of the pairs
         outer = outer.sum(0) if both else outer
         pairs = contrast.shift if views else contrast.n
@@ -256,7 +267,9 @@ class OneTile:
         more: Sequence[Tensor | None] = ()
         if matrix.positive is None:
             assert self.tile.positives is not None
-            more = [torch.dot(outer, self.logit) / p for p in self.params]  # the scale alone
+            base = None if isinstance(self.tile, OddsTile) else self.tile.base
+            if self.params and base is not None:  # the scale alone
+                more = [torch.dot(outer, base.diagonal(contrast.shift))]
             slopes.diagonal(contrast.shift).copy_(outer.mul_(self.tile.positives[1]))
         else:
             if self.params:
@@ -268,23 +281,22 @@ class OneTile:
         """The gradient with respect to all rows, as they were given, from dL/dc."""
         contrast, matrix, n = self.contrast, self.matrix, self.contrast.n
         views, unit = contrast.keys is None, matrix.unit
-        out = torch.empty_like(unit)
         if views:
-            torch.mm(slopes.T, unit, out=out).addmm_(slopes, unit)
+            out = torch.mm(slopes + slopes.T, unit)
         else:
-            torch.mm(slopes, matrix.candidates, out=out[:n])
-            torch.mm(slopes.T, matrix.anchors, out=out[-slopes.shape[1] :])
+            parts = [torch.mm(slopes, matrix.candidates), torch.mm(slopes.T, matrix.anchors)]
             if not contrast.in_batch:  # the keys are positives alone
-                out[n : 2 * n] = 0
+                parts.insert(1, torch.zeros_like(matrix.anchors))
+            out = torch.cat(parts)
         if pull is not None and matrix.positive is not None:
             pairs = contrast.shift if views else n
             a, b = matrix.exact[:pairs], matrix.exact[pairs : 2 * pairs]
             sign = torch.ones_like(pull).copysign_(matrix.positive[0][:, None])  # never 0
             # b - a for b (b + a if they are opposite): the same but for the part along a, and exact where
             # they agree.
-            apart = torch.addcmul(b, a, sign, value=-1)
-            out[:pairs] += apart * pull
-            out[pairs : 2 * pairs] -= apart.mul_(sign * pull)
+            towards = torch.addcmul(b, a, sign, value=-1).mul_(pull).to(out.dtype)
+            out[:pairs] += towards
+            out[pairs : 2 * pairs].addcmul_(towards, sign.to(out.dtype), value=-1)
         radial = torch.linalg.vecdot(out, unit).unsqueeze(-1)
         return out.addcmul_(unit, radial, value=-1).mul_(matrix.inverse)
 
@@ -298,8 +310,7 @@ def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTil
 
 def _chords(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """c, 1 - c and 1 + c of unit rows, exact at any distance."""
-    minus, plus = a - b, a + b
-    gap, rise = torch.linalg.vecdot(minus, minus).div_(2), torch.linalg.vecdot(plus, plus).div_(2)
+    gap, rise = (torch.linalg.vector_norm(x, dim=1).square_().div_(2) for x in (a - b, a + b))
     return (rise - gap).div_(2), gap, rise
 
 

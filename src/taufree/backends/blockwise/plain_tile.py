@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from taufree.backends.blockwise.directions import Side, added
+from taufree.backends.blockwise.directions import Side, Single, added
 from taufree.backends.blockwise.formulas import base_and_slope
 from taufree.backends.blockwise.left_out import LeftOut
 from taufree.links import Link
-from taufree.links.log_odds import log_odds
 
 LN2 = math.log(2)
 MAX_LOG_Z = 80.0  # whose exp(-log_z) is in float32's range; beyond, coefficients are products in float64
+MAX_Z = math.exp(MAX_LOG_Z)
 
 
 class PlainSums:
@@ -37,38 +37,59 @@ class PlainSums:
     def log(total: Tensor) -> Tensor:
         return total.clamp(min=0).log()  # rounding of pairs with c = -1
 
+    @staticmethod
+    def of_logit(logit: Tensor) -> Tensor:
+        """A single pair as a sum."""
+        return logit.exp()
+
+    @staticmethod
+    def close(total: Tensor, positive: Tensor, decoupled: bool) -> Single:
+        """Of anchors with one positive, in float64: weights are in range, so is the ratio of two."""
+        total = total.clamp(min=0)
+        odds = total / positive
+        if decoupled:
+            return Single(odds.log_(), total, None)
+        z = total + positive
+        return Single(odds.log1p_(), z, total.div_(z))  # exact where either loss or probability is tiny
+
 
 class PlainTile(PlainSums):
     """A link with a formula, by its weights exp(logit), in range by :func:`.tiles.tile_kind`; those
     of pairs that are near in float64.
 
-    The derivative of the log-odds by c is 1/(2(1+delta) q(1-q)) with q = (1+delta-c)/(2(1+delta)), by which
+    The derivative of the log-odds by c is 1/(2(1+delta) q(1-q)) with q = (1+delta+c)/(2(1+delta)), by which
     torch multiplies in one pass: that of the backward of torch.logit. So q is kept in place of a slope.
     """
 
     def __init__(
         self, link: Link, gap: Tensor, rise: Tensor | None, left_out: LeftOut | None, same: Tensor | None,
-        learns: bool, positives_at: int | None = None, known: Tensor | None = None,
+        learns: bool, positives_at: int | None = None, known: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:  # fmt: skip
-        """``known`` are the log-odds at gain 1, if they have been computed already."""
+        """``known`` are logit / scale and q, if they have been computed already; ``gap`` is not used then."""
         formula, scale = link.formula, float(link.formula_scale())
         assert formula is not None
         self.near, self.same = rise is not None, same
-        self.q: Tensor | None = None
         self.slope: Tensor | float = 1.0  # but for what q says
+        self.q: Tensor | None = None
+        self.steep = scale
         if rise is None and formula.kind == "log-odds":
             twice = 2 * (1 + formula.resolution)
-            base = log_odds(gap, formula.resolution) if known is None else known
-            self.q, self.steep = gap.mul_(1 / twice), scale / twice
+            if known is None:
+                q = gap.mul_(-1 / twice).add_(1)
+                known = torch.logit(q), q
+            base, self.q = known
+            self.steep = scale / twice
+        elif known is not None:
+            base = known[0]
         else:
             gap, rise = (gap, None) if rise is None else (gap.double(), rise.double())
-            (base, self.slope), self.steep = base_and_slope(link, gap, rise), scale
+            base, self.slope = base_and_slope(link, gap, rise)
         bits = (base * (scale / LN2)) if learns else base.mul_(scale / LN2)
         self.base = base if learns else None  # logit / scale, for the derivative with respect to the scale
+        self.weight = bits.exp2_()
         self.positives: tuple[Tensor, Tensor | float] | None = None
         if positives_at is not None:
-            self.positives = bits.diagonal(positives_at) * LN2, self._slope_at(positives_at)
-        self.weight = bits.exp2_()
+            self.positives = self.weight.diagonal(positives_at).clone(), self._slope_at(positives_at)
         if left_out is not None:
             left_out.fill(self.weight, 0)
 
@@ -99,7 +120,26 @@ class PlainTile(PlainSums):
         self, sides: Sequence[Side], params: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """dL/dc of each pair, and dL/dscale if it is learned; consumes the tile."""
-        outer = self._outer(sides)
+        return self._by_cosine(self._outer(sides), params)
+
+    def of_negatives(
+        self, grad: Tensor | float, z: Tensor, params: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The same of a whole matrix of negatives, for the weights ``grad`` of its anchors' losses and
+        :class:`.directions.Single`'s z: [n] of the rows, or [2, n] with the columns'."""
+        weight = self.weight
+        if weight.dtype == torch.float64:
+            outer = weight.mul_(by_pair(z.reciprocal().mul_(grad * self.steep)))
+        elif z.max().item() <= MAX_Z:
+            # z is lower than its bound only where no pair counts: an infinite share times 0 would be NaN.
+            share = z.clamp(min=1 / MAX_Z).reciprocal_().mul_(grad * self.steep)
+            outer = weight.mul_(by_pair(share.to(weight.dtype)))
+        else:
+            outer = (weight * by_pair(z.reciprocal().mul_(grad * self.steep))).to(weight.dtype)
+        return self._by_cosine(outer, params)
+
+    def _by_cosine(self, outer: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """From dL/dlogit times ``steep``."""
         learned: Sequence[Tensor | None] = ()
         if params and self.base is not None:
             learned = [torch.linalg.vecdot(outer, self.base).sum() / self.steep]
@@ -125,3 +165,11 @@ class PlainTile(PlainSums):
             side.keep * share - self.steep * side.target for side, share in zip(sides, shares, strict=True)
         ]
         return torch.where(self.same, added(kept), added(shares)).to(dtype)
+
+
+def by_pair(share: Tensor) -> Tensor:
+    """What each row has, [n, 1], or the sum of what row and column have, [n, n]."""
+    if share.dim() == 1:
+        return share.unsqueeze(1)
+    rows, columns = share.unbind()
+    return rows.unsqueeze(1) + columns

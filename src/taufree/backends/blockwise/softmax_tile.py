@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from taufree.backends.blockwise.directions import Side, added
+from taufree.backends.blockwise.directions import Side, Single, added
 from taufree.backends.blockwise.formulas import base_and_slope
 from taufree.backends.blockwise.learned import link_gradient
 from taufree.backends.blockwise.left_out import LeftOut
@@ -82,6 +83,19 @@ class SoftmaxTile:
     def log(total: Tensor) -> Tensor:
         return total
 
+    @staticmethod
+    def of_logit(logit: Tensor) -> Tensor:
+        return logit
+
+    @staticmethod
+    def close(total: Tensor, positive: Tensor, decoupled: bool) -> Single:
+        """See :meth:`.plain_tile.PlainSums.close`."""
+        losses = total - positive
+        if decoupled:
+            return Single(losses, total, None)
+        # softplus is exact below, and exp overflows at 709
+        return Single(softplus(losses, threshold=700), torch.logaddexp(total, positive), losses.sigmoid())
+
     def logits(self, among: Tensor) -> Tensor:
         return self.logit.where(among, 0)
 
@@ -104,6 +118,13 @@ class SoftmaxTile:
         elif params and self.base is not None:
             learned = [(outer * self.base).sum()]
         return outer.mul_(self.slope), learned
+
+    def of_negatives(
+        self, grad: Tensor | float, z: Tensor, params: Sequence[Tensor]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """See :meth:`.plain_tile.PlainTile.of_negatives`."""
+        sides = [Side.of_negatives(grad, x, dim) for dim, x in enumerate(z if z.dim() == 2 else (z,))]
+        return self.coefficients(sides, params)
 
     def _share(self, side: Side) -> Tensor:
         """dL/dlogit in one direction."""

@@ -22,8 +22,9 @@ from taufree.links import Link
 Tile: TypeAlias = OddsTile | PlainTile | SoftmaxTile
 
 NEAR_GAP = 0.05  # a tile with a pair |c| > 1 - NEAR_GAP is computed exactly
-# Of the weights of a PlainTile, logarithms to base 2: in float32 where no pair is near, in float64 elsewhere.
-FLOAT32_BITS, FLOAT64_BITS = 110, 900
+# Of the weights of a PlainTile, logarithms to base 2: in float32 where no pair is near, in float64 elsewhere,
+# where the ratio of two is in range too.
+FLOAT32_BITS, FLOAT64_BITS = 110, 480
 
 
 def near(gap: Tensor, offset: float, limit: float = NEAR_GAP) -> bool:
