@@ -23,6 +23,16 @@ TEST_TOOLS = [one for one in EXTRAS["test"] if not one.startswith("taufree[")]
 CORE_TEST_TOOLS = ["hypothesis", "mpmath", "numpy", "pytest", "pytest-xdist", "scipy"]
 CORE_TESTS = ["tests/links", "tests/backends", *glob("tests/test_*.py"), *glob("src/taufree/*.py")]
 CORE_TESTS.remove("tests/test_convert.py")  # converting the losses of other libraries needs those libraries
+CLI_EXTRAS = ["cli", "graph", "images", "language"]
+CHECK_BOUNDS = """
+import importlib.metadata, sys
+from packaging.requirements import Requirement
+
+for bound in sys.argv[1:]:
+    lowest = Requirement(bound.replace(">=", "=="))
+    installed = importlib.metadata.version(lowest.name)
+    assert lowest.specifier.contains(installed), f"{bound} is {installed} here"
+"""
 RECBOLE = ["recbole==1.2.1", "thop"]  # without its old pins, as in the Makefile
 
 
@@ -47,6 +57,16 @@ def lowest(session: nox.Session) -> None:
     session.install(*TEST_TOOLS)
     session.install("--no-deps", *RECBOLE)
     run_tests(session)
+
+
+@nox.session(python=PYTHONS[0])
+def lowest_cli(session: nox.Session) -> None:
+    """The command line and the recipes alone, without the packages that raise its bounds in ``lowest``."""
+    bounds = [PROJECT["project"]["dependencies"], *(EXTRAS[name] for name in CLI_EXTRAS)]
+    session.install("--resolution=lowest-direct", "--editable", f".[{','.join(CLI_EXTRAS)}]")
+    session.install("hypothesis", "mpmath", "pytest", "pytest-xdist")
+    session.run("python", "-c", CHECK_BOUNDS, *(bound for extra in bounds for bound in extra))
+    run_tests(session, "tests/cli", "tests/diagnostics", "tests/experiments")
 
 
 @nox.session(python=PYTHONS[-1])

@@ -219,6 +219,15 @@ BAD = {
     "size must be an integer of at least 1, got float": lambda q: NegativeQueue(4.0, D),
     "size must be an integer of at least 1, got bool": lambda q: NegativeQueue(True, D),
     "dim must be an integer of at least 1, got -1": lambda q: NegativeQueue(4, -1),
+    "size must be so small that size x dim is at most 2^59, got one of 1329 bits": lambda q: NegativeQueue(
+        10**400, 3
+    ),
+    "size must be so small that size x dim is at most 2^59, got one of 59 bits": lambda q: NegativeQueue(
+        2**58, 3
+    ),
+    "dim must be so small that size x dim is at most 2^59, got one of 16610 bits": lambda q: NegativeQueue(
+        3, 10**5000
+    ),
     "dtype must be float16, bfloat16, float32 or float64, got torch.float8_e5m2": lambda q: NegativeQueue(
         4, D, dtype=torch.float8_e5m2
     ),

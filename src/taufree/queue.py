@@ -13,6 +13,7 @@ from taufree.checks import check_float, check_integers
 from taufree.distributed import Gathering, GatherLike, Ranks, active
 
 NO_ID = torch.iinfo(torch.int64).min
+MAX_NUMBERS = 2**59  # whose bytes torch can count in every dtype
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # that rows can be copied in
 
 
@@ -68,6 +69,12 @@ class NegativeQueue(Gathering):
                 raise TypeError(f"{name} must be an integer of at least 1, got {type(value).__name__}.")
             if value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value}.")
+        if size * dim > MAX_NUMBERS:
+            name, value = max(("size", size), ("dim", dim), key=lambda one: one[1])
+            bits = value.bit_length()  # the number itself may be longer than Python prints
+            raise ValueError(
+                f"{name} must be so small that size x dim is at most 2^59, got one of {bits} bits."
+            )
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float16, bfloat16, float32 or float64, got {dtype}.")
         self.size, self.dim = size, dim

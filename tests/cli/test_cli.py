@@ -217,7 +217,7 @@ def test_diagnose_takes_temperatures_and_names(tmp_path):
         "0.01",
         "0.07",
     ]
-    assert "columns says which to take" in invoke(*words).stderr
+    assert "; --columns says which to take." in invoke(*words).stderr
 
 
 @pytest.mark.parametrize(

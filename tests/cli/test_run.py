@@ -194,6 +194,29 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+INTERRUPTING_LINK = """
+import atexit, multiprocessing, os, signal
+from taufree import LogOdds
+
+if multiprocessing.parent_process():  # when the worker ends, after the last run
+    atexit.register(lambda: os.kill(os.getppid(), signal.SIGINT))
+
+class Own(LogOdds):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_after_the_last_run_asks_for_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text(INTERRUPTING_LINK)
+    found = shell(
+        "run", "--links", "mine:Own", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--out", "out",
+        cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert found.returncode == 130
+    assert "Stopped. 1 of 1 runs are in out/results.jsonl.\n" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

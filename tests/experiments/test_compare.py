@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 
 import taufree
 from tests.support.command import ENVIRONMENT, invoke
+from tests.support.paths import ROOT
 from tests.support.sweeps import read
 
 
@@ -28,6 +30,29 @@ def train(link, seed, epochs=2, noise=0.1):
 def start(link, seed):
     """What the global generators give."""
     return {"drawn": torch.rand(()), "number": float(np.random.rand())}
+
+
+def kept(link, seed, folder, epochs=4):
+    """Each epoch is saved, and whatever it yielded."""
+    rows, file, history = torch.nn.Parameter(torch.randn(16, 8)), folder / "state.pt", []
+    optimizer = torch.optim.Adam([rows, *link.parameters()], lr=0.1)
+    if file.exists():
+        with torch.no_grad():
+            saved, link_state, optimizer_state, history = torch.load(file)
+            rows.copy_(saved)
+        link.load_state_dict(link_state)
+        optimizer.load_state_dict(optimizer_state)
+        yield from history
+    for epoch in range(len(history), epochs):
+        torch.manual_seed(1000 * seed + epoch)
+        loss = taufree.nt_xent(rows, rows + 0.1 * torch.randn(16, 8), link=link)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append({"loss": loss.item(), "norm": rows.norm().item()})
+        torch.save((rows, link.state_dict(), optimizer.state_dict(), history), folder / "draft.pt")
+        (folder / "draft.pt").replace(file)
+        yield history[-1]
 
 
 class Cubic(taufree.Temperature):
@@ -92,6 +117,72 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert calls[7:] == [0, 0]
 
 
+def test_an_interrupted_run_goes_on_from_its_folder(tmp_path):
+    folders, trained = [], []
+
+    def breaking(link, seed, folder):
+        folders.append(folder)
+        for epoch, given in enumerate(kept(link, seed, folder), start=1):
+            trained.append(epoch)
+            if trained[-3:] == [1, 2, 3] and len(folders) == 3:
+                raise KeyboardInterrupt
+            yield given
+
+    with pytest.raises(KeyboardInterrupt):
+        taufree.compare(breaking, ["learnable", 0.5], 2, tmp_path / "out")
+    assert len(set(folders)) == 3
+    assert list((tmp_path / "out" / "checkpoints").iterdir()) == [folders[2].parent]
+    assert (folders[2] / "state.pt").exists()
+    assert len(read(tmp_path / "out")) == 2
+    found = taufree.compare(breaking, ["learnable", 0.5], 2, tmp_path / "out").lines
+    assert folders[2:4] == [folders[2]] * 2
+    assert not (tmp_path / "out" / "checkpoints").exists()
+    folders += [None] * 3  # is not interrupted any more
+    whole = taufree.compare(breaking, ["learnable", 0.5], 2, tmp_path / "whole").lines
+    assert [line["curves"] for line in found] == [line["curves"] for line in whole]
+    assert [line["metrics"] for line in found] == [line["metrics"] for line in whole]
+
+
+def test_the_guides_function_goes_on(tmp_path):
+    page = (ROOT / "docs" / "guide" / "compare.md").read_text()
+    (code,) = [
+        code for code in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "folder," in code
+    ]
+    guide = {}
+    exec(code, guide)
+
+    def begun(folder):
+        folder.mkdir(exist_ok=True)
+        torch.manual_seed(0)
+        return guide["train"](taufree.LearnableTemperature(), 0, folder)
+
+    whole = list(begun(tmp_path / "whole"))
+    broken = begun(tmp_path / "broken")
+    assert [next(broken), next(broken)] == whole[:2]
+    assert list(begun(tmp_path / "broken")) == whole
+    assert len(whole) == 5
+
+
+def test_a_folder_is_for_who_asks_for_one(tmp_path):
+    def saves(link, seed, folder=None):
+        return {"has": folder is not None and folder.is_dir()}
+
+    def reads(link, seed, folder="data"):
+        return {"has": folder != "data"}
+
+    def takes_all(link, seed, **folder):
+        return {"has": len(folder)}
+
+    def has(train, **more):
+        (line,) = taufree.compare(train, "free", 1, tmp_path, **more).lines
+        return line["metrics"]["has"]
+
+    assert [has(saves), has(reads), has(takes_all)] == [1, 0, 0]
+    assert has(reads, settings={"folder": "other"}) == 1
+    with pytest.raises(RuntimeError, match="'str' object has no attribute 'is_dir'"):
+        has(saves, settings={"folder": "mine"})
+
+
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capsys):
     def failing(link, seed):
         if isinstance(link, taufree.Temperature):
@@ -120,6 +211,15 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capsys):
         ({"seeds": 0}, "seeds must be a number from 1 to 10000, or FIRST:END"),
         ({"seeds": [0.5]}, "seeds must be a number of them or integers of at least 0, got"),
         ({"workers": -1}, "workers must be at least 0, got -1."),
+        (
+            {"storage": "x", "train": kept},
+            "storage needs the address of a Ray cluster as workers and a train",
+        ),
+        ({"storage": "x", "workers": "auto"}, "storage needs the address of a Ray cluster as workers and a"),
+        (
+            {"train": lambda link, folder, seed: {}},
+            "train must take a link, a seed and the settings, but mult",
+        ),
         ({"workers": 1, "train": lambda link, seed: {}}, "train must be a function of a module or a script"),
         ({"train": lambda link, seed: 3}, "train must give a dictionary of metrics, or yield one an epoch"),
         ({"train": lambda link, seed: {"a": "b"}}, "train must give numbers, got str as a."),
@@ -171,3 +271,41 @@ def test_a_script_trains_in_processes_and_goes_on_with_more_seeds(tmp_path):
         sorted((line["seed"], line["metrics"]["metric"]) for line in lines) == [(0, 0.0)] * 2 + [(1, 1.0)] * 2
     )
     assert json.dumps(lines[0]["curves"]["loss"]) == "[1.0, 0.5]"
+
+
+DYING_SCRIPT = """
+import os
+import taufree
+
+def train(link, seed, folder):
+    count = folder / "count"
+    for epoch in range(int(count.read_text()) if count.exists() else 0, 4):
+        with open("journal", "a") as file:
+            file.write(f"{seed}{epoch} ")
+        if seed == 1 and epoch == 2 and not os.path.exists("dead"):
+            open("dead", "w").close()
+            os._exit(7)
+        count.write_text(str(epoch + 1))
+        yield {"metric": epoch}
+
+if __name__ == "__main__":
+    print(taufree.compare(train, "free", seeds=2, out="out", workers=1).failed)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_leaves_its_folder_to_the_next_call(tmp_path):
+    (tmp_path / "script.py").write_text(DYING_SCRIPT)
+    environment = {**os.environ, **ENVIRONMENT}
+
+    def called():
+        command = [sys.executable, "script.py"]
+        found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    assert called() == "{('free', 1): 'its process ended with exit code 7'}\n"
+    assert len(list((tmp_path / "out" / "checkpoints").iterdir())) == 1
+    assert called() == "{}\n"
+    assert (tmp_path / "journal").read_text() == "00 01 02 03 10 11 12 12 13 "
+    assert not (tmp_path / "out" / "checkpoints").exists()

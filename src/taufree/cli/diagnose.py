@@ -59,7 +59,10 @@ def diagnose(
 
     with refusing(TypeError, OSError):
         named = [name.strip() for name in columns.split(",")] if columns is not None else None
-        first, pairs, groups = files.load_embeddings(file, second, labels, named)
+        try:
+            first, pairs, groups = files.load_embeddings(file, second, labels, named)
+        except ValueError as error:
+            raise ValueError(str(error).replace("columns says", "--columns says")) from error
         with bar("anchors looked at") as watch:
             found = embeddings.diagnose(first, pairs, labels=groups, taus=temperatures, watch=watch)
     with refusing(), writing(out):

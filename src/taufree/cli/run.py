@@ -218,9 +218,9 @@ def run(
     if outcome.refused:
         refuse(outcome.refused)
     if outcome.interrupted:
+        advice = "; give the same command again to go on" * (outcome.done < len(runs))
         console.print(
-            f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}; "
-            "give the same command again to go on.",
+            f"Stopped. {outcome.done} of {len(runs)} runs are in {out / 'results.jsonl'}{advice}.",
             markup=False,
             soft_wrap=True,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from taufree.experiments.settings import Settings, parse_seeds
 from taufree.experiments.sweep.driver import sweep
 from taufree.experiments.sweep.results import Line
 from taufree.experiments.training import ranks
-from taufree.experiments.training.function import FunctionRun, name_of
+from taufree.experiments.training.function import FunctionRun, asks_for_folder, name_of
 from taufree.util.errors import BadInputError
 from taufree.util.optional import require
 from taufree.util.source import own_files
@@ -69,6 +71,7 @@ def compare(
     *,
     settings: Mapping[str, Any] | None = None,
     workers: int | str = 0,
+    storage: str | Path | None = None,
     fresh: bool = False,
 ) -> Comparison:
     """Train with each link side by side by a function of your own, and compare, as ``taufree run`` does.
@@ -82,7 +85,9 @@ def compare(
             parameters, if it has any, are for the optimizer. It returns a dictionary of metrics, of which
             higher is better, or is a generator that yields one an epoch; the last one counts, and each
             metric is a curve of the report. ``loss``, ``positive_cosine``, ``negative_cosine``,
-            ``gradient_scale`` and ``effective_dimension`` are curves, not metrics.
+            ``gradient_scale`` and ``effective_dimension`` are curves, not metrics. If it has an argument
+            ``folder`` without a default, or with None, it gets there a ``Path``: a folder of its own for this
+            link and seed, for what an interrupted run goes on from, kept until the run is in the results.
         links: names as ``taufree run --links`` takes them, temperatures, or classes derived from ``Link``.
         seeds: how many, which ("5:10"), or the seeds themselves.
         out: the folder of results and report.
@@ -93,6 +98,9 @@ def compare(
             ``if __name__ == "__main__":``. A text is the address of a Ray cluster ("auto", "HOST:PORT", or
             "local" for one on this machine alone), as ``taufree run --ray`` takes it; each run has a CPU
             there, and a GPU if the cluster has any.
+        storage: where the nodes of a Ray cluster share the folders of the runs: a folder that all of them
+            have, ``s3://BUCKET/FOLDER``, ... What a folder holds when the function yields is put there, every
+            30 seconds at most. Without it a folder is on its node alone, and an interrupted run begins anew.
         fresh: run again what ``out`` has, which is set aside there.
 
     Example:
@@ -111,16 +119,30 @@ def compare(
         >>> len(found.lines)
         6
     """
-    runs = _runs(train, links, seeds, settings or {})
+    settings = settings or {}
+    runs = _runs(train, links, seeds, settings)
     if isinstance(workers, bool) or not isinstance(workers, int | str):
         raise BadInputError(f"workers must be a number or an address of Ray, got {type(workers).__name__}.")
     if isinstance(workers, int) and workers < 0:
         raise BadInputError(f"workers must be at least 0, got {workers}.")
     if ranks.world() > 1:
         raise BadInputError("compare must be called by one process, without torchrun.")
+    with_folder = asks_for_folder(train, settings)
+    if storage is not None and not (with_folder and isinstance(workers, str)):
+        raise BadInputError(
+            "storage needs the address of a Ray cluster as workers and a train with a folder."
+        )
+    console = Console(stderr=True)
     cluster, jobs = None, 1
     if isinstance(workers, str):
-        cluster, device = _connect(workers, train, runs)
+        if with_folder and storage is None:
+            console.print(
+                "Without storage a run's folder is on its node alone: an interrupted run begins anew.",
+                style="yellow",
+                soft_wrap=True,
+            )
+        with _own_words():
+            cluster, device = _connect(workers, train, runs, None if storage is None else str(storage))
         runs = [replace(run, device=device) for run in runs]
     elif workers:
         _check_processes(train)
@@ -128,11 +150,12 @@ def compare(
     else:
         jobs = 0
     folder = Path(out)
-    outcome = sweep(runs, folder, jobs=jobs, cluster=cluster, console=Console(stderr=True), fresh=fresh)
+    with _own_words():
+        outcome = sweep(runs, folder, jobs=jobs, cluster=cluster, console=console, fresh=fresh)
+        if outcome.refused:
+            raise BadInputError(outcome.refused)
     if outcome.interrupted:
         raise KeyboardInterrupt
-    if outcome.refused:
-        raise BadInputError(outcome.refused)
     failed = {(run.link, run.seed): reason for run, reason in outcome.failed.items()}
     if not outcome.lines:
         (link, seed), reason = next(iter(failed.items()))
@@ -153,8 +176,9 @@ def _runs(
     """The runs, or a BadInputError about the arguments."""
     if not callable(train):
         raise BadInputError(f"train must be a function of a link and a seed, got {type(train).__name__}.")
+    given = {"folder": None} if asks_for_folder(train, settings) else {}
     try:
-        inspect.signature(train).bind(None, 0, **settings)
+        inspect.signature(train).bind(None, 0, **settings, **given)
     except TypeError as error:
         raise BadInputError(f"train must take a link, a seed and the settings, but {error}.") from error
     try:
@@ -174,7 +198,9 @@ def _runs(
     ]
 
 
-def _connect(address: str, train: Callable[..., Any], runs: Iterable[FunctionRun]) -> tuple[Cluster, str]:
+def _connect(
+    address: str, train: Callable[..., Any], runs: Iterable[FunctionRun], storage: str | None
+) -> tuple[Cluster, str]:
     """The cluster, and the device of its runs."""
     require("ray", "taufree[ray]")
     from taufree.experiments.sweep.cluster import connect
@@ -182,7 +208,17 @@ def _connect(address: str, train: Callable[..., Any], runs: Iterable[FunctionRun
     modules = {getattr(getattr(train, "func", train), "__module__", "__main__")}
     modules |= {run.link.partition(OWN)[0] for run in runs if OWN in run.link}
     own = own_files(modules - {"__main__"})  # what a script itself defines is sent with the run
-    return connect(address, cpus=1, gpus=None, storage=None, device="auto", own_files=own)
+    return connect(address, cpus=1, gpus=None, storage=storage, device="auto", own_files=own)
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Name the arguments of :func:`compare` where a sentence names the options of ``taufree run``."""
+    try:
+        yield
+    except BadInputError as error:
+        sentence = re.sub(r"--(out|storage)\b", r"\1", re.sub(r"--ray\b", "workers", str(error)))
+        raise BadInputError(sentence) from error
 
 
 def _link_name(link: str | float | type) -> str:

@@ -88,6 +88,9 @@ class Recipe(ABC):
     """Whether the views are of different kinds, as images and texts are, so that a row's candidates are those
     of the other kind alone."""
 
+    content_has_data: ClassVar[bool] = True
+    """Whether :meth:`content`, where it gives a text, changes with all of the user's own data."""
+
     needed: frozenset[str] = frozenset()
     """What the scheme that is trained needs of it; known before :meth:`model` is asked for."""
 

@@ -17,6 +17,8 @@ class LogOdds(Link):
         gain: g; 1 is the paper's link, and the only one that needs no exponential and no maximum.
         resolution: delta >= 0, the 1 - c below which two vectors count as nearly the same. It makes the
             link finite and differentiable at c = 1; it is not a temperature (docs/explanation/numerics.md).
+            0 is the paper's formula itself, to compare with: infinite for identical and opposite vectors,
+            whose loss may be NaN.
 
     Examples:
         >>> import torch

@@ -1,15 +1,18 @@
 """MABEL: its loss against one written down by hand, its settings, and whole runs on real sentences."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy, normalize
 from typer.testing import CliRunner
 
 from taufree import LogOdds, Temperature
 from taufree.cli import build
 from taufree.experiments.language.mabel import Mabel, MabelSettings, alignment
+from taufree.experiments.language.sentences import SentencesSettings
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import Training
 from tests.support.breaking_off import assert_goes_on
@@ -69,6 +72,21 @@ def test_a_step_is_the_three_losses_written_down(data, folder, link, score, alig
     expected = contrastive + 0.05 * difference + 0.1 * cross_entropy(logits, targets)
     assert step.loss.item() == pytest.approx(expected.item(), rel=1e-4)
     assert step.observation.candidates == 8
+
+
+def test_another_model_in_the_same_folder_is_another_run(data, folder, tmp_path):
+    model = shutil.copytree(folder, tmp_path / "model")
+    found = set()
+    for recipe, settings in (("mabel", MabelSettings), ("sentences", SentencesSettings)):
+        for _ in range(2):
+            run = Run(recipe, "free", 0, settings(model=str(model)), data=data)
+            found.add(run.key)
+            assert not run.tells_data_apart
+            weights = load_file(model / "model.safetensors")
+            next(iter(weights.values())).add_(1)
+            save_file(weights, model / "model.safetensors", {"format": "pt"})
+    assert len(found) == 4
+    assert "content" not in Run("mabel", "free", 0, MabelSettings(), data=data).recorded_settings
 
 
 def test_a_batch_holds_pairs_and_their_swapped_copies(data, folder, tokenizer):

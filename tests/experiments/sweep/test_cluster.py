@@ -20,7 +20,8 @@ from taufree.experiments.registry import find_recipe
 from taufree.experiments.sweep import cluster as clusters
 from taufree.experiments.sweep import tasks
 from taufree.experiments.sweep.driver import sweep
-from taufree.experiments.training.run import Run
+from taufree.experiments.sweep.storage import Storage
+from taufree.experiments.training.run import Run, run_slug
 from taufree.experiments.training.trainer import train
 from taufree.util.errors import BadInputError
 from taufree.util.source import own_files
@@ -214,6 +215,66 @@ def test_a_function_of_ones_own_trains_there(two_nodes, tmp_path, monkeypatch):
     )
     assert found == expected
     assert len(found) == 4
+
+
+DYING = """
+import os
+from pathlib import Path
+
+def train(link, seed, folder, here):
+    here = Path(here)
+    count = folder / "count"
+    for epoch in range(int(count.read_text()) if count.exists() else 0, 3):
+        with (here / "begun").open("a") as file:
+            file.write(f"{epoch} ")
+        if epoch == 1 and not (here / "dead").exists():
+            (here / "dead").touch()
+            os._exit(7)
+        count.write_text(str(epoch + 1))
+        yield {"epoch": epoch}
+"""
+
+
+@pytest.mark.slow
+def test_a_function_whose_process_dies_goes_on_from_its_shared_folder(
+    two_nodes, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "dying.py").write_text(DYING)
+    monkeypatch.syspath_prepend(tmp_path)
+    import dying
+
+    def begun(seed, **more):
+        (tmp_path / "begun").unlink(missing_ok=True)
+        given = {
+            "out": tmp_path / "out",
+            "settings": {"here": str(tmp_path)},
+            "workers": two_nodes[0].address,
+        }
+        found = taufree.compare(dying.train, "free", [seed], **given, **more)
+        assert not found.failed
+        return (tmp_path / "begun").read_text()
+
+    shared = tmp_path / "shared"
+    assert begun(0, storage=shared) == "0 1 1 2 "
+    assert "Without storage" not in capsys.readouterr().err
+    assert list(shared.iterdir()) == []
+    (tmp_path / "dead").unlink()
+    assert begun(1) == "0 1 0 1 2 "
+    assert "Without storage a run's folder is on its node alone" in capsys.readouterr().err
+
+    # One that was given up has left its folder, which a fresh run forgets.
+    line = json.loads((tmp_path / "out" / "results.jsonl").read_text().splitlines()[-1])
+    slug = run_slug(line["recipe"], line["link"], line["seed"], line["settings"])
+    (tmp_path / "left" / "saved").mkdir(parents=True)
+    (tmp_path / "left" / "saved" / "count").write_text("2")
+    Storage(str(shared)).put(slug, tmp_path / "left", root=tmp_path / "left")
+    assert begun(1, storage=shared, fresh=True) == "0 1 2 "
+
+
+def test_a_wrong_address_is_named_as_the_argument_is():
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    with pytest.raises(ValueError, match=r"^workers must be auto, local, HOST:PORT or ray://"):
+        taufree.compare(lambda link, seed: {}, "free", 1, workers="x")
 
 
 @pytest.mark.parametrize(

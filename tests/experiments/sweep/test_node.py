@@ -5,8 +5,10 @@ from queue import SimpleQueue
 import pytest
 
 from taufree.experiments.digits import DigitsSettings
+from taufree.experiments.settings import Settings
 from taufree.experiments.sweep.node import Task, train_run
 from taufree.experiments.sweep.storage import Storage
+from taufree.experiments.training.function import FunctionRun
 from taufree.experiments.training.run import Run
 from taufree.experiments.training.trainer import train
 
@@ -50,6 +52,30 @@ def test_a_run_goes_on_from_the_shared_checkpoint(tmp_path, whole, monkeypatch):
     assert [event.value[key] for key in ("metrics", "curves", "settings")] == [
         whole[key] for key in ("metrics", "curves", "settings")
     ]
+
+
+def counted(link, seed, folder):
+    """Saves how far it is."""
+    file = folder / "parts" / "count"
+    for epoch in range(int(file.read_text()) if file.exists() else 0, 4):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(str(epoch + 1))
+        yield {"epoch": epoch}
+
+
+def test_a_function_goes_on_from_its_shared_folder(tmp_path):
+    run = FunctionRun("counted", "free", 0, Settings(epochs=4), function=counted)
+    event, _, _ = told(Task(run, 0, 1, str(tmp_path), every=600))  # what the first epoch saved is shared
+    assert event.value["curves"]["epoch"] == [0, 1, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{run.slug}.zip"]
+    event, files, _ = told(Task(run, 1, 1, str(tmp_path), every=0))
+    assert event.value["curves"]["epoch"] == [1, 2, 3]
+    assert files == {}
+    folder = tmp_path / "unpacked"
+    assert Storage(str(tmp_path)).get(run.slug, folder)
+    assert (folder / "saved" / "parts" / "count").read_text() == "4"
+    event, _, _ = told(Task(run, 2, 1, None, every=0))
+    assert event.value["curves"]["epoch"] == [0, 1, 2, 3]
 
 
 def test_a_damaged_shared_checkpoint_is_named_and_the_run_starts_again(tmp_path, whole):

@@ -61,6 +61,7 @@ def test_csv_has_every_epoch_once_with_metrics_and_settings(logged):
 
 
 def test_tensorboard_has_every_epoch_once_and_the_table_of_settings(logged):
+    pytest.importorskip("tensorboard", reason="the extra trackers is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 

@@ -14,7 +14,13 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from taufree.experiments.acceleration import Accelerated, Acceleration
 from taufree.experiments.language.nli_pairs import find_corpora
-from taufree.experiments.language.tokens import Tokens, load_masked_lm, load_tokenizer, tokenise
+from taufree.experiments.language.tokens import (
+    Tokens,
+    load_masked_lm,
+    load_tokenizer,
+    model_content,
+    tokenise,
+)
 from taufree.experiments.settings import BatchSettings, Bounds
 
 MAX_GRADIENT_NORM = 1.0
@@ -37,6 +43,7 @@ class FineTuning(Accelerated):
     """The sentences of a pair have numbers, ``kinds`` of them; all are tokenised when the data are read."""
 
     acceleration = Acceleration(precision="bf16-mixed")
+    content_has_data = False  # but the model
     needs_head: ClassVar[bool] = True
     """Whether the model must come with the head that predicts masked tokens."""
 
@@ -46,6 +53,9 @@ class FineTuning(Accelerated):
 
     def check(self, data: Path | None) -> None:
         find_corpora(data)
+
+    def content(self, data: Path | None) -> str | None:
+        return model_content(self.settings.model)
 
     def prepare(self, pairs: list[tuple[str, ...]], data: Path | None) -> None:
         """Tokenise the pairs, of which each is a tuple of ``kinds`` sentences."""

@@ -87,11 +87,16 @@ def sweep(
     ) as results:
         if fresh:
             _forget(runs, results, console)
+            if cluster is not None and cluster.storage is not None:
+                for run in runs:
+                    cluster.storage.remove(run.slug)
         there = {line_key(line): line for line in results.read()}
         missing = [run for run in runs if run.key not in there]
         if ranks.world() > 1:
             distributed.from_first(json.dumps([run.key for run in missing]))
-        unseen = ", even if the data have changed" * any(run.data and not run.content for run in runs)
+        unseen = ", even if the data have changed" * any(
+            run.data and not run.tells_data_apart for run in runs
+        )
         if there_already := len(runs) - len(missing):
             console.print(
                 f"{there_already} of {len(runs)} runs are already in {results.path}; "
@@ -105,7 +110,7 @@ def sweep(
         if cluster is not None:
             events = cluster.work(missing, out, every)
         elif jobs == 0:
-            events = work_here(missing)
+            events = work_here(missing, checkpoints)
         else:
             events = work(missing, checkpoints, min(jobs, len(missing) or 1), every)
         try:
@@ -232,9 +237,11 @@ class Display:
         elif event.kind == "epoch":
             epoch, loss = event.value
             self._advance(run, epoch)
-            self._progress.update(self._tasks[run], completed=epoch, description=f"{name}: loss {loss:.3f}")
+            shown = [] if loss is None else [f"loss {loss:.3f}"]
+            self._progress.update(self._tasks[run], completed=epoch, description=": ".join([name, *shown]))
             if not self._bars:
-                self._say_where(run, f"{name}: epoch {epoch} of {run.settings.epochs}, loss {loss:.3f}")
+                where = f"{name}: epoch {epoch} of {run.settings.epochs}"
+                self._say_where(run, ", ".join([where, *shown]))
         else:
             self._advance(run, run.settings.epochs)
             self._progress.remove_task(self._tasks.pop(run))

@@ -30,9 +30,9 @@ class Event:
     """What has happened to a run.
 
     The value is, for ``note``, a sentence about the data or the machines; for ``epoch``, the epochs done and
-    the loss; for ``done``, the result's line; for ``failed`` and ``broken``, the reason; for ``refused``, a
-    sentence about wrong input; for ``begun``, nothing. A run whose machine dies is begun once more. After
-    ``broken`` no other run is begun: another rank may wait for this one forever.
+    the loss, if there is one; for ``done``, the result's line; for ``failed`` and ``broken``, the reason;
+    for ``refused``, a sentence about wrong input; for ``begun``, nothing. A run whose machine dies is begun
+    once more. After ``broken`` no other run is begun: another rank may wait for this one forever.
     """
 
     run: Run
@@ -46,7 +46,7 @@ class Reporter:
     def __init__(self, send: Callable[[Event], object], run: Run) -> None:
         self._send, self._run, self._next = send, run, 0.0
 
-    def epoch(self, epoch: int, loss: float) -> None:
+    def epoch(self, epoch: int, loss: float | None) -> None:
         now = time.monotonic()
         if now >= self._next or epoch == self._run.settings.epochs:
             self._send(Event(self._run, "epoch", (epoch, loss)))

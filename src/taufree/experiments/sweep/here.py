@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 from taufree.experiments.sweep.events import Event, reason
 from taufree.experiments.training.function import FunctionRun
@@ -10,12 +11,12 @@ from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
 
 
-def work_here(runs: Sequence[Run]) -> Generator[Event, None, None]:
+def work_here(runs: Sequence[Run], checkpoints: Path) -> Generator[Event, None, None]:
     """Train all runs and yield what happens, as :func:`taufree.experiments.sweep.local.work` does."""
     for run in runs:
         assert isinstance(run, FunctionRun)
         yield Event(run, "begun")
-        training = run.train()
+        training = run.train(checkpoints / run.slug)
         while True:
             try:
                 yield Event(run, "epoch", next(training))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +19,10 @@ from typing import Any
 from taufree import __version__
 from taufree.experiments.sweep.events import Event, Reporter, ending
 from taufree.experiments.sweep.storage import Storage
+from taufree.experiments.training.function import FunctionRun
 from taufree.experiments.training.run import Run
 from taufree.util.errors import BadInputError
+from taufree.util.files import remove
 from taufree.util.machine import choose_device
 
 Files = dict[str, bytes]
@@ -74,10 +77,11 @@ def _train(task: Task, out: Path, send: Callable[[Event | Files], None]) -> dict
     choose_device(run.device, run.precision)
     torch.set_num_threads(task.threads)
     checkpoints = out / "checkpoints"
-    saved = _Saved(task, checkpoints / run.slug, send)
+    kind = _OwnFolder if isinstance(run, FunctionRun) else _Saved
+    saved = kind(task, checkpoints / run.slug, send)
     tell = Reporter(send, run)
 
-    def watch(epoch: int, loss: float) -> None:
+    def watch(epoch: int, loss: float | None) -> None:
         tell.epoch(epoch, loss)
         if saved.pass_on() and (files := _files(out)):
             send(files)
@@ -90,7 +94,7 @@ class _Saved:
     """The newest checkpoint of a run, here and in the shared storage."""
 
     def __init__(self, task: Task, folder: Path, send: Callable[[Event | Files], None]) -> None:
-        self._folder, self._slug = folder, task.run.slug
+        self._folder, self._slug, self._every = folder, task.run.slug, task.every
         self._storage = Storage(task.storage) if task.storage else None
         if self._storage:
             self._storage.check_shared()
@@ -99,6 +103,7 @@ class _Saved:
             except Exception as error:  # a damaged file can raise anything
                 sentence = f"the checkpoint {self._slug} in {task.storage} cannot be read"
                 send(Event(task.run, "note", f"{sentence} ({type(error).__name__}); the run starts again."))
+                remove(folder)  # what was unpacked of it
         self._passed_on = self._newest()
 
     def pass_on(self) -> bool:
@@ -113,6 +118,26 @@ class _Saved:
 
     def _newest(self) -> Path | None:
         return next(self._folder.glob("epoch-[0-9]*"), None)  # the others are removed when it is written
+
+
+class _OwnFolder(_Saved):
+    """The folder of a user's own function, passed on as a whole where the function has yielded."""
+
+    def __init__(self, task: Task, folder: Path, send: Callable[[Event | Files], None]) -> None:
+        super().__init__(task, folder, send)
+        self._next, self._seen = 0.0, self._look()
+
+    def pass_on(self) -> bool:
+        if self._storage is None or time.monotonic() < self._next or (found := self._look()) == self._seen:
+            return False
+        self._storage.put(self._slug, self._folder, root=self._folder)
+        self._next, self._seen = time.monotonic() + self._every, found
+        return True
+
+    def _look(self) -> dict[Path, tuple[int, int]]:
+        """The files, with when they were written and how long they are."""
+        files = {path: path.stat() for path in self._folder.rglob("*") if path.is_file()}
+        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in files.items()}
 
 
 def _files(out: Path) -> Files:

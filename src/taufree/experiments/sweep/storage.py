@@ -44,14 +44,18 @@ class Storage:
                 f"--storage {self.url} is not there, it must be a folder that all nodes share."
             )
 
-    def put(self, slug: str, checkpoint: Path) -> None:
-        """Make a folder, which holds the newest checkpoint, the one of this run."""
+    def put(self, slug: str, checkpoint: Path, root: Path | None = None) -> None:
+        """Make a folder, which holds the newest checkpoint, the one of this run.
+
+        Args:
+            root: the folder that :meth:`get` will unpack into; that around the checkpoint by default.
+        """
         draft = f"{self._root}/.{slug}.{_writer()}.draft"
         with TemporaryDirectory() as folder:
             archive = Path(folder) / "checkpoint.zip"
             with zipfile.ZipFile(archive, "w") as zipped:  # not compressed: weights hardly become smaller
                 for file in sorted(checkpoint.rglob("*")):
-                    zipped.write(file, file.relative_to(checkpoint.parent))
+                    zipped.write(file, file.relative_to(root or checkpoint.parent))
             with self._writing():
                 self._files.put_file(str(archive), draft)
                 self._files.mv(draft, self._path(slug))

@@ -19,6 +19,7 @@ from taufree.experiments.link_names import OWN, make_link
 from taufree.experiments.training.run import LINK_SOURCE, Run
 from taufree.experiments.training.seeds import seed_everything
 from taufree.util.errors import BadInputError
+from taufree.util.files import write_text, writing_to
 from taufree.util.function_source import function_digest
 
 ONLY_CURVES = ("loss", "positive_cosine", "negative_cosine", "gradient_scale", "effective_dimension")
@@ -46,15 +47,27 @@ class FunctionRun(Run):
     def check_data(self) -> None:
         return
 
-    def train(self) -> Generator[tuple[int, float], None, dict[str, Any]]:
-        """Call the function; yields each epoch with its loss, if it gives them, and returns the line."""
+    def train(self, folder: Path) -> Generator[tuple[int, float | None], None, dict[str, Any]]:
+        """Call the function; yields each epoch that it gives, with its loss if there is one, and returns the
+        line.
+
+        Args:
+            folder: the run's own, of which the function gets a part if it asks for a folder.
+        """
         import torch
 
-        started = time.monotonic()
         link = make_link(self.link)
         seed_everything(self.seed, "weights")
         curves: dict[str, list[float]] = {}
-        result = self.function(link, self.seed, **json.loads(self.options))
+        options: dict[str, Any] = json.loads(self.options)
+        past = _Past(None)
+        if asks_for_folder(self.function, options):
+            with writing_to(folder.parent.parent):
+                (folder / "saved").mkdir(parents=True, exist_ok=True)
+            options["folder"] = (folder / "saved").absolute()
+            past = _Past(folder / "past.json")
+        started = time.monotonic() - past.seconds
+        result = self.function(link, self.seed, **options)
         last: dict[str, float] = {}
         if inspect.isgenerator(result):
             epoch = 0
@@ -66,10 +79,10 @@ class FunctionRun(Run):
                     break
                 epoch += 1
                 last = given
-                for name, value in (given | {"temperature_at_zero": temperature_at_zero(link)}).items():
+                temperature = past.temperature(epoch, temperature_at_zero(link), time.monotonic() - started)
+                for name, value in (given | {"temperature_at_zero": temperature}).items():
                     curves.setdefault(name, []).append(value)
-                if "loss" in given:
-                    yield epoch, given["loss"]
+                yield epoch, given.get("loss")
         else:
             last = _numbers(result)
             curves["temperature_at_zero"] = [temperature_at_zero(link)]
@@ -77,6 +90,33 @@ class FunctionRun(Run):
         if not metrics:
             raise BadInputError(f"train must give at least one metric beside {', '.join(ONLY_CURVES)}.")
         return self.line(metrics, curves, started, torch.device(self.device))
+
+
+class _Past:
+    """What is kept beside a function's folder: of epochs that it yields again, the link is a later one."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.seconds: float = 0.0
+        self._temperatures: list[float] = []
+        if file is not None and file.exists():
+            self.seconds, self._temperatures = json.loads(file.read_text())
+
+    def temperature(self, epoch: int, now: float, seconds: float) -> float:
+        """That of the epoch, of which the first is 1, when it was trained: if that is ``now``, it is kept."""
+        if epoch > len(self._temperatures):
+            self._temperatures.append(now)
+            if self._file is not None:
+                write_text(self._file, json.dumps([seconds, self._temperatures]))
+        return self._temperatures[epoch - 1]
+
+
+def asks_for_folder(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Whether it has an argument ``folder`` that nobody gives: without a default, or with None."""
+    asked = inspect.signature(function).parameters.get("folder")
+    if asked is None or asked.kind not in (asked.POSITIONAL_OR_KEYWORD, asked.KEYWORD_ONLY):
+        return False
+    return (asked.default is asked.empty or asked.default is None) and "folder" not in options
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -63,6 +63,11 @@ class Run:
         except (ValueError, OSError) as error:
             raise BadInputError(str(error)) from error
 
+    @property
+    def tells_data_apart(self) -> bool:
+        """Whether it is another run where the data have changed."""
+        return self.content is not None and find_recipe(self.recipe).content_has_data
+
     def check_data(self) -> None:
         """Raise a BadInputError with one sentence if the data are not there."""
         try:

@@ -56,7 +56,7 @@ def train(
     checkpoints: Path,
     *,
     every: float = 30.0,
-    watch: Callable[[int, float], None] = lambda epoch, loss: None,
+    watch: Callable[[int, float | None], None] = lambda epoch, loss: None,
     note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Train and evaluate one run, and return its line of the results.
@@ -68,11 +68,12 @@ def train(
             finds out about single examples, in ``models`` the network, where the run saves it, and in
             ``logs`` what trackers write.
         every: seconds between two checkpoints at least; they are written between epochs.
-        watch: called after each epoch with the number of epochs done and the epoch's mean loss.
+        watch: called after each epoch with the number of epochs done and the epoch's mean loss, which a
+            function of the user's own need not give.
         note: called with each sentence that the recipe has for the user.
     """
     if isinstance(run, FunctionRun):
-        return _call(run, watch)
+        return _call(run, checkpoints / run.slug, watch)
     started = time.monotonic()
     # The previous run's objects refer to each other in a cycle and hold device memory, which the garbage
     # collector does not count: without this call the memory of many runs would add up.
@@ -115,9 +116,9 @@ def train(
     return run.line(metrics, training.curves, started, training.fabric.device)
 
 
-def _call(run: FunctionRun, watch: Callable[[int, float], None]) -> dict[str, Any]:
+def _call(run: FunctionRun, folder: Path, watch: Callable[[int, float | None], None]) -> dict[str, Any]:
     """Train by a user's own function."""
-    training = run.train()
+    training = run.train(folder)
     while True:
         try:
             watch(*next(training))
