@@ -24,13 +24,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import taufree
-from benchmarks.speed import fused_links
+from benchmarks.speed import fused_links, tile_shapes
 from benchmarks.speed.compile_ahead import compile_ahead, wanted
 from benchmarks.speed.fused_tables import tables
 from benchmarks.studies.train_fused import Task
 from benchmarks.support.options import parser_of
 from benchmarks.support.paths import RESULTS
-from taufree.backends.fused import tile_passes as launch
 from taufree.bench import measure
 from taufree.bench.compare import table_row
 from taufree.bench.methods import LINKS, PEERS, backends, methods
@@ -206,38 +205,10 @@ def profile_kernels() -> list[dict]:
     return rows
 
 
-def tune(sizes: list[tuple[int, int]]) -> list[dict]:
-    """Milliseconds of the forward and of the whole step for a few tile shapes."""
-    usual = launch.Config()
-    shapes = [usual, usual._replace(warps=8), usual._replace(stages=2), usual._replace(stages=4)]
-    shapes += [usual._replace(bn=256, warps=8), usual._replace(bm=64)]
-    rows, chosen = [], launch.tile_config
-    for n, d in sizes:
-        a, b = measure.pairs(n, d, "cuda", BF16)
-        loss = FUSED.make("symmetric")
-        for shape in shapes:
-            row: dict = {"n": n, "d": d, "config": shape._asdict()}
-            launch.tile_config = lambda *_, shape=shape: shape
-            try:
-                with torch.no_grad():
-                    row["forward_ms"] = measure.milliseconds(lambda: loss(a, b), "cuda", 40)  # noqa: B023
-                row["step_ms"] = measure.milliseconds(measure.stepper(loss, a, b), "cuda", 40)
-                say(
-                    f"{n} x {d} {tuple(shape)}: forward {row['forward_ms']:.3f}, step {row['step_ms']:.3f} ms"
-                )
-            except Exception as problem:  # a shape that does not fit the card is a result too
-                row["problem"] = str(problem)[:200]
-                say(f"{n} x {d} {tuple(shape)}: {row['problem']}")
-            finally:
-                launch.tile_config = chosen
-            rows.append(row)
-    return rows
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", metavar="PART", choices=(*PARTS, "tune"), default=PARTS)
-    parser.add_argument("--sizes", nargs="+", metavar="NxD", default=SIZES, help="of steps and tune")
+    parser.add_argument("--sizes", nargs="+", metavar="NxD", default=SIZES, help="of steps")
     parser.add_argument("--peers-up-to", type=int, default=65536, metavar="N", help="largest N of the peers")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--table", type=Path, metavar="FILE", help="only print the tables of these results")
@@ -273,13 +244,13 @@ def main() -> None:
     parts: dict[str, Callable[[], list[dict]]] = {
         "error": error,
         "steps": lambda: steps(rate, sizes, options.peers_up_to, keep),
-        "links": lambda: fused_links.links(rate, say),
-        "contrasts": lambda: fused_links.contrasts(say),
+        "links": lambda: fused_links.links(rate, say, keep),
+        "contrasts": lambda: fused_links.contrasts(say, keep),
         "graphs": graphs,
         "symmetry": symmetry,
         "million": million,
         "profile": profile_kernels,
-        "tune": lambda: tune(sizes),
+        "tune": lambda: tile_shapes.tune(say),
     }
     for name in options.only:
         start = time.perf_counter()

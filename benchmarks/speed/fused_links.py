@@ -42,6 +42,7 @@ CONTRAST_CASES = [
 Step = Callable[[], Tensor]
 Leaves = tuple[Tensor, Tensor]
 Line = dict[str, object]
+Keep = Callable[[str, list[Line]], None]
 
 
 def dense(a: Tensor, b: Tensor) -> Tensor:
@@ -95,8 +96,8 @@ def main() -> None:
             step()
 
 
-def links(rate: float, say: Callable[[str], None]) -> list[Line]:
-    """Every link at every size, beside dense code with a temperature."""
+def links(rate: float, say: Callable[[str], None], keep: Keep) -> list[Line]:
+    """Every link at every size, beside dense code with a temperature; ``keep`` is given the rows so far."""
     compile_ahead()
     found = []
     for n, d, dtype in CASES:
@@ -106,6 +107,7 @@ def links(rate: float, say: Callable[[str], None]) -> list[Line]:
         for name, step in _steps(n, dtype, rows):
             found.append(timed(name, step, about, rows))
             say(_shown(found[-1], floor))
+        keep("links", found)
     return found
 
 
@@ -127,7 +129,7 @@ def _steps(n: int, dtype: torch.dtype, rows: tuple[Tensor, Tensor]) -> Iterator[
         torch.set_float32_matmul_precision("highest")
 
 
-def contrasts(say: Callable[[str], None]) -> list[Line]:
+def contrasts(say: Callable[[str], None], keep: Keep) -> list[Line]:
     """A queue, labels, the sigmoid loss and several positives beside the plain loss of as many pairs."""
     found = []
     for n, m, d, dtype in CONTRAST_CASES:
@@ -135,6 +137,7 @@ def contrasts(say: Callable[[str], None]) -> list[Line]:
         for name, loss, leaves in _contrasts_of(n, m, d, dtype):
             found.append(timed(name, measure.stepper(loss, *leaves), about, leaves))
             say(_shown(found[-1], None))
+        keep("contrasts", found)
     return found
 
 

@@ -29,6 +29,12 @@ def tables(result: dict) -> None:
         steps([line for line in result["steps"] if line["loss"] == "symmetric"])
     if "graphs" in result:
         graphs(result["graphs"])
+    if "links" in result:
+        called_and_replayed(result["links"])
+    if "contrasts" in result:
+        called_and_replayed(result["contrasts"])
+    if "tune" in result:
+        shapes(result["tune"])
 
 
 def errors(lines: list[dict]) -> None:
@@ -60,6 +66,35 @@ def graphs(lines: list[dict]) -> None:
     for size, of in by_size(lines).items():
         replayed = (f"{of[STEPS[name]]['ms']:.3f}" for name in GRAPHS)
         row(size, *replayed, *(f"{of[STEPS[name]]['plain_ms']:.2f}" for name in PLAIN))
+
+
+def called_and_replayed(lines: list[dict]) -> None:
+    """Milliseconds of the step replayed from a CUDA graph and, in brackets, called plainly; then MiB."""
+    print()
+    head("N x D", "method", "replayed (called)", "MiB")
+    for line in lines:
+        size = " x ".join(f"{line[name]:,}" for name in ("n", "m", "d") if name in line)
+        row(
+            f"{size}, {line['dtype']}",
+            line["method"],
+            line.get("problem") or f"{line['graph_ms']:.3f} ({line['ms']:.2f})",
+            f"{line['extra_mib']:.0f}" if "extra_mib" in line else "-",
+        )
+
+
+def shapes(lines: list[dict]) -> None:
+    """Milliseconds by the tile's rows x columns, warps and stages."""
+    print()
+    found: dict[str, dict[str, str]] = {}
+    for line in lines:
+        of = line["shape"]
+        shape = f"{of['bm']} x {of['bn']}, {of['warps']}, {of['stages']}"
+        name = f"{line['n']:,} x {line['d']}, {line['dtype']}: {line['loss']}"
+        found.setdefault(name, {})[shape] = f"{line['ms']:.2f}" if "ms" in line else "-"
+    columns = list(dict.fromkeys(shape for of in found.values() for shape in of))
+    head("loss, link", *columns)
+    for name, of in found.items():
+        row(name, *(of.get(column, "-") for column in columns))
 
 
 def by_size(lines: list[dict]) -> dict[str, dict[str, dict]]:

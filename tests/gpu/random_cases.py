@@ -1,6 +1,9 @@
 """Random losses on the fused kernels against dense float64 code that shares nothing with them.
 
-    python -m tests.gpu.random_cases --cases 10000     # some minutes on a GPU; ends with 1 if one is wrong
+    python -m tests.gpu.random_cases --cases 10000     # ends with 1 if one is wrong
+    python -m tests.gpu.random_cases --part 3/16       # one of sixteen processes at the same time
+
+Each kind of case compiles kernels of its own, some hundreds in all, for hours of one core.
 
 A case is a function, its options, a link, a dtype, ragged shapes, and rows that are random, in a cone, or
 with near-copies and opposites of others. Its loss and all gradients are compared. Prints the largest error of
@@ -12,9 +15,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from torch.nn.functional import normalize, softplus
@@ -38,6 +43,14 @@ class Limits(NamedTuple):
 
     rows: int = 700
     columns: tuple[int, ...] = COLUMNS
+
+
+class Part(NamedTuple):
+    part: int
+    parts: int
+
+
+WHOLE = Part(0, 1)
 
 
 class Draw:
@@ -175,6 +188,8 @@ def error_of(case: Case, link: Link, backend: str) -> float:
     """The largest error of loss and gradients, as a part of their size; NaN counts as inf."""
     loss, rows, params, terms = dense64(case, link)
     found_loss, found_rows, found_params = case.call(backend, link)
+    most = torch.finfo(case.tensors[0].dtype).max  # a gradient beyond it is infinite, or the largest number
+    rows, found_rows = (x.clamp(-most, most) for x in (rows, found_rows))
     largest = float(link(torch.ones(1, device=rows.device)).detach().abs().max())
     sizes = [float(loss.abs()) + len(rows) * largest * 1e-2, float(rows.norm()) + terms / 10]
     underflow = SMALLEST[case.tensors[0].dtype] * math.sqrt(rows.numel())
@@ -201,21 +216,31 @@ class Outcome(NamedTuple):
         return self.error > (NEAR_TOLERANCE if rows == "near" else TOLERANCE)[dtype]
 
 
-def outcome(number: int, limits: Limits, device: str, backend: str) -> Outcome:
+def outcome(number: int, limits: Limits, device: str, backend: str, part: Part = WHOLE) -> Outcome | None:
+    """None for a case of another part."""
     draw = Draw(number)
     rows, dtype = draw.among(ROWS), draw.among(tuple(TOLERANCE))
     case = draw_case(draw, rows, dtype, limits, device)
     link = draw_link(draw, case)
+    if part_of(case, link, part.parts) != part.part:
+        return None
     error = error_of(case, link, backend)
     shapes, options = [list(x.shape) for x in case.tensors], sorted(case.options)
     about = f"{number}: {error:.1e}, {rows}, {dtype}, {case.function} {shapes} {options}, {link}"
     return Outcome(number, case.function, (rows, dtype), error, about)
 
 
+def part_of(case: Case, link: Link, parts: int) -> int:
+    """The same for cases that need the same kernels, so that only one process compiles these."""
+    dtypes = sorted({str(x.dtype) for x in case.tensors})
+    return crc32(repr((case.function, sorted(case.options), type(link).__name__, dtypes)).encode()) % parts
+
+
 def wrong_cases(numbers: range, limits: Limits, device: str, backend: str = "triton") -> Iterator[str]:
     """A line for each case that is beyond the tolerance."""
     for number in numbers:
-        if (found := outcome(number, limits, device, backend)).wrong:
+        found = outcome(number, limits, device, backend)
+        if found and found.wrong:
             yield found.description
 
 
@@ -227,19 +252,26 @@ def main() -> None:
     parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", default="triton")
+    parser.add_argument("--part", default="0/1", help="3/16: the third of sixteen processes, from 0")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then no case is begun")
     chosen = parser.parse_args()
+    part, end = Part(*map(int, chosen.part.split("/"))), time.monotonic() + chosen.seconds
     found, limits = [], Limits(chosen.most_rows, tuple(chosen.columns))
     for number in range(chosen.first, chosen.first + chosen.cases):
-        found.append(outcome(number, limits, chosen.device, chosen.backend))
-        if found[-1].wrong:
-            print(found[-1].description, flush=True)
+        if time.monotonic() > end:
+            print(f"stopped before case {number}")
+            break
+        if one := outcome(number, limits, chosen.device, chosen.backend, part):
+            found.append(one)
+            if one.wrong:
+                print(one.description, flush=True)
     functions = Counter(one.function for one in found)
     print(", ".join(f"{count:,} of {name}" for name, count in sorted(functions.items())))
     for kind in sorted({one.kind for one in found}, key=str):
         worst = max((one for one in found if one.kind == kind), key=lambda one: one.error)
         print(f"{kind[0]}, {kind[1]}: largest error {worst.error:.1e}, case {worst.number}")
     wrong = sum(one.wrong for one in found)
-    print(f"{chosen.cases - wrong:,} of {chosen.cases:,} cases are within the tolerance.")
+    print(f"{len(found) - wrong:,} of {len(found):,} cases are within the tolerance.")
     sys.exit(wrong > 0)
 
 
