@@ -57,6 +57,23 @@ LOSSES = {
 }
 
 
+@pytest.mark.parametrize("name", ["pairs", "views"])
+@pytest.mark.parametrize("n", [3, 60, 500])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_plain_contrast_is_measured_at_once_as_part_by_part(name, n, dtype):
+    """With a short row, an identical and an opposite pair."""
+    a, b = pairs(n)
+    a[0], b[1], b[2] = 0, a[1], -a[2]
+    contrast, link = CONTRASTS[name](a.to(dtype), b.to(dtype)), LogOdds(2.0)
+    assert likelihood.plain(contrast)
+    sample = likelihood.AnchorSample(contrast, link)
+    sample.add_own()
+    expected = likelihood.summary(sample.sums(contrast.n))
+    torch.testing.assert_close(
+        torch.stack(likelihood.of_rows(contrast, link)), torch.stack(expected), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("room", [2**22, 500])
 @pytest.mark.parametrize("name", CONTRASTS)
 def test_the_derivatives_are_those_of_the_loss(name, room, monkeypatch):

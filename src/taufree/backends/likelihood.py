@@ -37,10 +37,57 @@ def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positiv
     ``logits`` [N, M] are those of all candidates divided by ``scale``, 0 for an anchor with itself, and
     ``positive`` [N] those of the positives.
     """
-    n, views = contrast.n, contrast.keys is None
+    n = contrast.n
     index = _sample(n, logits.device) if n > MAX_ANCHORS else None
     if index is not None:
         logits, positive = logits.index_select(0, index), positive.index_select(0, index)
+    return _of_anchors(contrast, index, scale, logits, positive)
+
+
+def of_rows(contrast: Contrast, link: Link) -> Likelihood:
+    """What :class:`AnchorSample` gives for a contrast that is :func:`plain`, in half of the calls."""
+    n, views = contrast.n, contrast.keys is None
+    device, dtype = contrast.anchors.device, result_dtype(*contrast.inputs)
+    wide, index = wide_dtype(device), _sample(n, device)
+    if views:
+        keys = unit_rows(contrast.anchors, wide)
+        unit = keys.index_select(0, index)
+    else:
+        assert contrast.keys is not None
+        keys = unit_rows(contrast.keys, wide)
+        unit = unit_rows(contrast.anchors.index_select(0, index), wide)
+    origin = unit.mean(0)
+    (u, of_u), (v, of_v) = _around(origin, unit, dtype), _around(origin, keys, dtype)
+    place = (index + contrast.shift) % n
+    own = (of_u + of_v.index_select(0, place)) / 2 - torch.linalg.vecdot(u, v.index_select(0, place))
+    with no_autocast(device):
+        squares = (of_u / 2).unsqueeze(1) + of_v / 2
+        gap = squares.addmm_(u, v.T, alpha=-1)
+    # By another product than that of all pairs, which need not be in full precision.
+    gap.scatter_(1, place.unsqueeze(1), own.unsqueeze(1)).clamp_(0, 2)
+    logits = link.logit(1 - gap, gap, 2 - gap)
+    positive = logits.gather(1, place.unsqueeze(1)).squeeze(1)
+    if views:
+        logits.scatter_(1, index.unsqueeze(1), 0)
+    return _of_anchors(contrast, index, 1.0, logits, positive)
+
+
+def plain(contrast: Contrast) -> bool:
+    """Whether every anchor has one positive, all other rows are its negatives, and they fit in memory."""
+    if not contrast.in_batch or contrast.groups is not None or contrast.queue is not None:
+        return False
+    if contrast.own_negatives is not None or contrast.bias is not None or contrast.candidate_count < 3:
+        return False
+    n, d = contrast.anchors.shape
+    return n * max(d, min(n, MAX_ANCHORS)) <= MAX_NUMBERS
+
+
+def _of_anchors(
+    contrast: Contrast, index: Tensor | None, scale: float | Tensor, logits: Tensor, positive: Tensor
+) -> Likelihood:
+    """Of the anchors at ``index``, or of all: from all candidates' logits / ``scale``, 0 for an anchor with
+    itself, and from the positives'."""
+    n, views = contrast.n, contrast.keys is None
     scaled = logits * scale
     if views and index is None:
         scaled.diagonal().fill_(-torch.inf)
@@ -229,8 +276,13 @@ class AnchorSample:
 
         A square is |u'|^2, plus 1 - |u|^2 for a row too short to be normalised.
         """
-        rows = (unit - self.origin).to(self.dtype)
-        return rows, rows.square().sum(-1) + (1 - unit.square().sum(-1)).to(self.dtype)
+        return _around(self.origin, unit, self.dtype)
 
     def _unit(self, x: Tensor) -> Tensor:
         return unit_rows(x, wide_dtype(x.device))
+
+
+def _around(origin: Tensor, unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """See :meth:`AnchorSample._around_origin`."""
+    rows = (unit - origin).to(dtype)
+    return rows, rows.square().sum(-1) + (1 - unit.square().sum(-1)).to(dtype)

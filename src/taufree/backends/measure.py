@@ -41,6 +41,8 @@ class ContrastMeasure:
             if known and (matrix := self._matrix()) is not None:
                 logits = matrix.measured_logits(self.contrast, link)
                 return likelihood.of_matrix(self.contrast, link.formula_scale(), *logits)
+            if likelihood.plain(self.contrast):
+                return likelihood.of_rows(self.contrast, link)
             sample = likelihood.AnchorSample(self.contrast, link)
             sample.add_own()
             return likelihood.summary(sample.sums(self.contrast.n))
