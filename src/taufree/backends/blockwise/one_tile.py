@@ -27,7 +27,7 @@ from taufree.backends.blockwise.tiles import Tile, keep_freed_memory, near, tile
 from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
-from taufree.links import Link
+from taufree.links import Formula, Link
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 MAX_PAIRS = 2**20  # of a matrix that a link measures
@@ -86,6 +86,7 @@ class Matrix:
         exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``cosine``.
         anchors, candidates: those of ``unit`` that the rows and the columns of ``cosine`` are.
         inverse: [rows, 1], what made them unit rows.
+        formula: that of the link it was made for; it serves no other.
         known: :meth:`logits`, once they have been asked for.
     """
 
@@ -97,6 +98,7 @@ class Matrix:
     anchors: Tensor
     candidates: Tensor
     inverse: Tensor
+    formula: Formula | None
     known: tuple[Tensor, Tensor | None] | None = None
 
     def cosines_of_negatives(self) -> Tensor:
@@ -107,7 +109,7 @@ class Matrix:
 
     def logits(self, link: Link) -> tuple[Tensor, Tensor | None]:
         """Logits divided by the link's scale, and q of :class:`PlainTile` if they are log-odds, of all pairs
-        [N, M]. ``link`` has a formula, the one that the matrix was made for."""
+        [N, M]. ``link`` has ``formula``, which is not None."""
         if self.known is None:
             formula = link.formula
             assert formula is not None
@@ -180,7 +182,7 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
         if contrast.labels is None:
             pairs = contrast.shift if views else n
             positive = _chords(exact[:pairs], exact[pairs : 2 * pairs])
-    return Matrix(cosine, positive, left_out, exact, unit, anchors, candidates, inverse)
+    return Matrix(cosine, positive, left_out, exact, unit, anchors, candidates, inverse, link.formula)
 
 
 class OneTile:
@@ -304,7 +306,9 @@ class OneTile:
 def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
     """None where the engine must be asked."""
     with full_precision(contrast.anchors.device):
-        matrix = contrast.matrix or matrix_of(contrast, link)
+        matrix: Matrix | None = contrast.matrix
+        if matrix is None or matrix.formula != link.formula:  # prepare() may give any link
+            matrix = matrix_of(contrast, link)
         return None if matrix is None else OneTile(contrast, link, params, matrix)
 
 
