@@ -174,6 +174,26 @@ def test_a_link_may_prepare_one_of_another_formula(formula, used):
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("loss", [info_nce, nt_xent])
+@pytest.mark.parametrize("n", [40, 200])  # in float64, and in float32
+def test_a_link_may_ask_for_several_measures_in_any_order(loss, n):
+    class Measuring(Temperature):
+        measures = True
+
+        def prepare(self, measure):
+            ask = {"cosine": measure.squared_cosine, "likelihood": lambda: measure.likelihood(self)}
+            self.found = [torch.stack(ask[name]()) for name in self.order]
+            return self
+
+    found = []
+    for order in (("cosine", "likelihood"), ("likelihood", "cosine")):
+        link = Measuring(0.5)
+        link.order = order
+        loss(rows(n), rows(n) + rows(n, seed=1), link=link)
+        found.append(dict(zip(order, link.found, strict=True)))
+    torch.testing.assert_close(*found)
+
+
 def test_evaluation_measures_nothing():
     loss = NTXent(link=CalibratedLogOdds())
     loss(rows(), rows(seed=1))

@@ -103,7 +103,8 @@ class Matrix:
 
     def cosines_of_negatives(self) -> Tensor:
         """[N, M], 0 where a pair is left out."""
-        if self.positive is not None or self.left_out is None:
+        as_made = self.known is None or self.known[0] is not self.cosine
+        if self.left_out is None or (self.positive is not None and as_made):
             return self.cosine
         return self.left_out.fill(self.cosine.clone(), 0)
 
