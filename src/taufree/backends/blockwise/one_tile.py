@@ -203,7 +203,9 @@ class OneTile:
         options = (None, matrix.left_out, same, learns, inside)
         self.tile: Tile
         if kind is PlainTile:
-            self.tile = PlainTile(link, matrix.cosine, *options, known=matrix.logits(link))
+            known = matrix.logits(link)
+            matrix.cosine = known[0]  # or the cosines would be one more matrix in memory
+            self.tile = PlainTile(link, matrix.cosine, *options, known=known)
         else:
             one = matrix.cosine.new_full((), 1 + offset_of(link))
             self.tile = kind(link, torch.sub(one, matrix.cosine, out=matrix.cosine), *options)
