@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import taufree
-from taufree import CalibratedLogOdds, InfoNCE, LogOdds, NTXent, info_nce, nt_xent, sup_con
+from taufree import CalibratedLogOdds, InfoNCE, Link, LogOdds, NTXent, Temperature, info_nce, nt_xent, sup_con
 from taufree.backends import moments
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory import closed_forms as theory
+from taufree.links import Formula, from_formula
 
 IDS = torch.arange(40) // 2
 
@@ -144,6 +145,53 @@ def test_a_subclass_with_a_logit_of_its_own_is_heard(backend):
     expected.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(a.grad, other.grad)
+
+
+@pytest.mark.parametrize(
+    ("formula", "used"),
+    [
+        (Formula("log-odds", 1e-4), Temperature(0.2)),
+        (Formula("log-odds", 1e-4), LogOdds(3.0, resolution=1e-2)),
+        (Formula("log-odds", 1e-2), LogOdds(3.0, resolution=1e-8)),
+        (Formula("linear"), LogOdds(3.0)),
+        (Formula("linear"), LogOdds()),
+    ],
+)
+def test_a_link_may_prepare_one_of_another_formula(formula, used):
+    class Measuring(Link):
+        measures = True
+
+        def prepare(self, measure):
+            measure.likelihood(from_formula(formula, torch.tensor(2.0)))
+            return used
+
+    Measuring.formula, a, b = formula, rows().requires_grad_(), rows(seed=1)
+    for loss in (info_nce, nt_xent):
+        results = []
+        for link in (Measuring(), used):
+            found = loss(a, a + b, link=link, backend="blockwise")
+            results.append([found.detach(), *torch.autograd.grad(found, a)])
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("loss", [info_nce, nt_xent])
+@pytest.mark.parametrize("n", [40, 200])  # in float64, and in float32
+def test_a_link_may_ask_for_several_measures_in_any_order(loss, n):
+    class Measuring(Temperature):
+        measures = True
+
+        def prepare(self, measure):
+            ask = {"cosine": measure.squared_cosine, "likelihood": lambda: measure.likelihood(self)}
+            self.found = [torch.stack(ask[name]()) for name in self.order]
+            return self
+
+    found = []
+    for order in (("cosine", "likelihood"), ("likelihood", "cosine")):
+        link = Measuring(0.5)
+        link.order = order
+        loss(rows(n), rows(n) + rows(n, seed=1), link=link)
+        found.append(dict(zip(order, link.found, strict=True)))
+    torch.testing.assert_close(*found)
 
 
 def test_evaluation_measures_nothing():

@@ -294,6 +294,15 @@ def test_a_loss_that_is_kept_does_not_keep_the_embeddings(reduction):
     assert alive() is None
 
 
+@pytest.mark.parametrize("link", [LogOdds(), LogOdds(2.0), LogOdds(40.0), Temperature(0.1)], ids=repr)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_one_tile_of_float32_rows_is_of_float32(link, symmetric):
+    a, b = rows(600, 40).requires_grad_(), rows(600, 40, seed=1)
+    with Largest() as most:
+        info_nce(a, b, symmetric=symmetric, link=link).backward()
+    assert most.nbytes == 4 * 600**2
+
+
 def test_a_small_batch_is_computed_once(monkeypatch):
     """The backward of "none" uses the pairs of the forward, and the loss those that a link has measured."""
     seen, original = [], one_tile.matrix_of

@@ -85,5 +85,5 @@ class OddsTile(PlainSums):
         self, grad: Tensor | float, z: Tensor, params: Sequence[Tensor]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """See :meth:`.plain_tile.PlainTile.of_negatives`."""
-        share = by_pair(z.reciprocal().mul_(grad * self.twice))
-        return self.r.square_().mul_(share.to(self.r.dtype)), ()
+        share = z.reciprocal().mul_(grad * self.twice)
+        return self.r.square_().mul_(by_pair(share.to(self.r.dtype))), ()

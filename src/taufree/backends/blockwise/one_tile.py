@@ -27,7 +27,7 @@ from taufree.backends.blockwise.tiles import Tile, keep_freed_memory, near, tile
 from taufree.backends.numerics import full_precision, shortest
 from taufree.contrast import Contrast
 from taufree.dtypes import result_dtype, wide_dtype
-from taufree.links import Link
+from taufree.links import Formula, Link
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 MAX_PAIRS = 2**20  # of a matrix that a link measures
@@ -86,6 +86,7 @@ class Matrix:
         exact, unit: the unit rows of anchors, keys and queue, in the widest dtype and in that of ``cosine``.
         anchors, candidates: those of ``unit`` that the rows and the columns of ``cosine`` are.
         inverse: [rows, 1], what made them unit rows.
+        formula: that of the link it was made for; it serves no other.
         known: :meth:`logits`, once they have been asked for.
     """
 
@@ -97,17 +98,19 @@ class Matrix:
     anchors: Tensor
     candidates: Tensor
     inverse: Tensor
+    formula: Formula | None
     known: tuple[Tensor, Tensor | None] | None = None
 
     def cosines_of_negatives(self) -> Tensor:
         """[N, M], 0 where a pair is left out."""
-        if self.positive is not None or self.left_out is None:
+        as_made = self.known is None or self.known[0] is not self.cosine
+        if self.left_out is None or (self.positive is not None and as_made):
             return self.cosine
         return self.left_out.fill(self.cosine.clone(), 0)
 
     def logits(self, link: Link) -> tuple[Tensor, Tensor | None]:
         """Logits divided by the link's scale, and q of :class:`PlainTile` if they are log-odds, of all pairs
-        [N, M]. ``link`` has a formula, the one that the matrix was made for."""
+        [N, M]. ``link`` has ``formula``, which is not None."""
         if self.known is None:
             formula = link.formula
             assert formula is not None
@@ -180,7 +183,7 @@ def matrix_of(contrast: Contrast, link: Link) -> Matrix | None:
         if contrast.labels is None:
             pairs = contrast.shift if views else n
             positive = _chords(exact[:pairs], exact[pairs : 2 * pairs])
-    return Matrix(cosine, positive, left_out, exact, unit, anchors, candidates, inverse)
+    return Matrix(cosine, positive, left_out, exact, unit, anchors, candidates, inverse, link.formula)
 
 
 class OneTile:
@@ -200,7 +203,9 @@ class OneTile:
         options = (None, matrix.left_out, same, learns, inside)
         self.tile: Tile
         if kind is PlainTile:
-            self.tile = PlainTile(link, matrix.cosine, *options, known=matrix.logits(link))
+            known = matrix.logits(link)
+            matrix.cosine = known[0]  # or the cosines would be one more matrix in memory
+            self.tile = PlainTile(link, matrix.cosine, *options, known=known)
         else:
             one = matrix.cosine.new_full((), 1 + offset_of(link))
             self.tile = kind(link, torch.sub(one, matrix.cosine, out=matrix.cosine), *options)
@@ -304,7 +309,9 @@ class OneTile:
 def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
     """None where the engine must be asked."""
     with full_precision(contrast.anchors.device):
-        matrix = contrast.matrix or matrix_of(contrast, link)
+        matrix: Matrix | None = contrast.matrix
+        if matrix is None or matrix.formula != link.formula:  # prepare() may give any link
+            matrix = matrix_of(contrast, link)
         return None if matrix is None else OneTile(contrast, link, params, matrix)
 
 
