@@ -67,7 +67,8 @@ class Contrast:
         offsets: and divided by exp(offset): [1, N], or [2, N] with those of the keys if ``symmetric``.
         bias: that of the sigmoid loss, for pairs in the batch, one way.
         tracker: where the backend leaves the statistics of the pairs, if they are wanted.
-        matrix: all pairs, if a link has computed them already; for the backend that made it, once.
+        matrix: all pairs, if a link has computed them already; for the backend that made it, once. False
+            if it could not make them.
     """
 
     anchors: Tensor

@@ -2,6 +2,7 @@
 they must."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from taufree.backends import likelihood, moments
 from taufree.backends.blockwise import one_tile
 from taufree.backends.measure import ContrastMeasure
 from taufree.contrast import Bias, Contrast
+from taufree.links import Likelihood
 from taufree.links.temperature import Scaled
 
 IDS = torch.arange(60) // 2
@@ -113,7 +115,7 @@ def test_a_batch_in_one_matrix_is_measured_as_any_other(link, name, n, dtype):
         tolerance = 1e-9 if dtype == torch.float64 else 1e-4 if copied else 1e-5
         torch.testing.assert_close(measure.likelihood(link), expected, rtol=tolerance, atol=0)
         near = copied and name == "views" and (n == 200 or dtype == torch.float64)
-        assert (measure.contrast.matrix is None) == near
+        assert (not measure.contrast.matrix) == near
         squares = ContrastMeasure(contrast, link).squared_cosine()
         torch.testing.assert_close(squares, moments.measure(contrast), rtol=tolerance, atol=1e-9)
 
@@ -137,7 +139,7 @@ def test_only_plain_contrasts_are_measured_in_one_matrix(name):
     a[3] = 0
     measure = ContrastMeasure(contrast, LogOdds())
     measure.likelihood(LogOdds())
-    assert measure.contrast.matrix is None
+    assert not measure.contrast.matrix
 
 
 @pytest.mark.parametrize("name", CONTRASTS)
@@ -339,6 +341,52 @@ def test_every_dtype_measures_alike(dtype):
                 info_nce(a.to(kind), b.to(kind), link=link)
         found.append(link.gain)
     assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [FittedLogOdds, FittedTemperature, CalibratedLogOdds])
+@pytest.mark.parametrize("n", [40, 200, 1500])
+def test_autocast_rounds_nothing_that_is_measured(kind, n):
+    a, b = (x.float() for x in pairs(n, 32, noise=0.3))
+    states = []
+    for rounded in (False, True):
+        link = kind()
+        with torch.autocast("cpu", dtype=torch.float16, enabled=rounded):
+            for _ in range(3):
+                info_nce(a, b, link=link)
+        states.append(link.state_dict())
+    assert states[0] == states[1]
+
+
+def test_a_batch_of_infinite_curvature_leaves_no_trace():
+    link = FittedLogOdds()
+    info_nce(*pairs(noise=0.3), link=link)
+    before = copy.deepcopy(link.state_dict())
+    wild = Likelihood(torch.tensor(-1.0), torch.tensor(torch.inf))
+    link._step(SimpleNamespace(likelihood=lambda _: wild))
+    assert link.state_dict() == before
+
+
+def test_a_checkpoint_from_before_batches_were_forgotten_loads():
+    link = FittedLogOdds()
+    info_nce(*pairs(noise=0.3), link=link)
+    old = {name: x for name, x in link.state_dict().items() if name != "far_in_a_row"}
+    again = InfoNCE(link="fitted")
+    again.load_state_dict({f"link.{name}": x for name, x in old.items()})
+    assert again.link.gain == link.gain
+
+
+def test_a_near_copy_among_the_negatives_is_found_once(monkeypatch):
+    """Such a matrix is left to the engine; it must not be made again by each measurement and by the loss."""
+    made, original = [], one_tile.matrix_of
+    monkeypatch.setattr(one_tile, "matrix_of", lambda *args: made.append(original(*args)) or made[-1])
+    a, b = (x.float() for x in pairs(200, 32))
+    b[1] = a[0]
+    link = FittedLogOdds()
+    loss = info_nce(a, b, link=link)
+    assert made == [None]
+    assert loss.item() == pytest.approx(
+        info_nce(a, b, link=LogOdds(link.gain), backend="reference").item(), rel=1e-5
+    )
 
 
 def test_a_cone_is_measured_as_well_as_the_sphere():

@@ -60,9 +60,8 @@ def of_rows(contrast: Contrast, link: Link) -> Likelihood:
     (u, of_u), (v, of_v) = _around(origin, unit, dtype), _around(origin, keys, dtype)
     place = (index + contrast.shift) % n
     own = (of_u + of_v.index_select(0, place)) / 2 - torch.linalg.vecdot(u, v.index_select(0, place))
-    with no_autocast(device):
-        squares = (of_u / 2).unsqueeze(1) + of_v / 2
-        gap = squares.addmm_(u, v.T, alpha=-1)
+    squares = (of_u / 2).unsqueeze(1) + of_v / 2
+    gap = squares.addmm_(u, v.T, alpha=-1)
     # By another product than that of all pairs, which need not be in full precision.
     gap.scatter_(1, place.unsqueeze(1), own.unsqueeze(1)).clamp_(0, 2)
     logits = link.logit(1 - gap, gap, 2 - gap)

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from taufree.backends import cosines, likelihood, moments
 from taufree.backends.blockwise import one_tile
-from taufree.backends.numerics import full_precision
+from taufree.backends.numerics import full_precision, no_autocast
 from taufree.contrast import Contrast
 from taufree.links import Cosines, Likelihood, Link
 
 
 class ContrastMeasure:
-    """See :class:`taufree.links.Measure`.
+    """See :class:`taufree.links.Measure`. Autocast rounds nothing here.
 
     ``no_grad`` is no decorator of these methods: torch.compile of PyTorch 2.11 cannot follow it.
     """
@@ -22,20 +22,20 @@ class ContrastMeasure:
         self.contrast, self.link = contrast, link
 
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(self.contrast.anchors.device):
             # A single anchor has no spread, from which the error is.
             if self.contrast.n > 1 and (matrix := self._matrix()) is not None:
                 return moments.of_matrix(self.contrast, matrix.cosines_of_negatives())
             return moments.measure(self.contrast)
 
     def cosines(self) -> Cosines:
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(self.contrast.anchors.device):
             found = cosines.CosineSums(self.contrast)
             found.add_own()
             return cosines.summary(found.sums(), self.contrast.anchors.shape[1])
 
     def likelihood(self, link: Link) -> Likelihood:
-        with torch.no_grad():
+        with torch.no_grad(), no_autocast(self.contrast.anchors.device):
             # Another formula than that of the link that measures needs another matrix.
             known = link.formula is not None and link.formula == self.link.formula
             if known and (matrix := self._matrix()) is not None:
@@ -52,9 +52,9 @@ class ContrastMeasure:
         contrast = self.contrast
         if contrast.matrix is None and one_tile.measurable(contrast):
             with full_precision(contrast.anchors.device):
-                self.contrast = contrast = contrast.but(matrix=one_tile.matrix_of(contrast, self.link))
-        matrix: one_tile.Matrix | None = contrast.matrix
-        return matrix
+                matrix = one_tile.matrix_of(contrast, self.link)
+                self.contrast = contrast = contrast.but(matrix=False if matrix is None else matrix)
+        return contrast.matrix or None
 
 
 class MaskMeasure:

@@ -66,7 +66,9 @@ def _restorer() -> Callable[[], None]:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Products in the precision of their inputs, whatever autocast says; the meta device has none."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+        return _AS_IT_IS
+    return torch.autocast(device.type, enabled=False)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

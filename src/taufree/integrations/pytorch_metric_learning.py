@@ -323,8 +323,8 @@ class SupConLoss(_Free, original.SupConLoss):
         original's logits are relative to the highest cosine of an anchor, that with itself where it is its
         own candidate. With several positives no loss is near 0."""
         with torch.no_grad():
-            unit = (normalize(z.to(losses.dtype)) for z in (a, b))
-            cosines = torch.linalg.vecdot(*unit)
+            u, v = (normalize(z.to(losses.dtype)) for z in (a, b))
+            cosines = (u * v).sum(1)  # of vecdot autocast would round the inputs
             offsets: Tensor = (cosines - highest) / torch.as_tensor(self.temperature).to(losses)
             return offsets
 

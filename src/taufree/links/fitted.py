@@ -63,28 +63,31 @@ class Fitted(Measured):
         if self.log_gain.device != device:
             for name in ("log_gain", "curvature", "far_in_a_row"):
                 setattr(self, name, getattr(self, name).to(device))
-        state = kept_gain, kept_curvature, kept_far = self.log_gain, self.curvature, self.far_in_a_row
+        state = self.log_gain, self.curvature, self.far_in_a_row
         gradient, variance, log_gain, curvature, far = scalars.numbers(*found, *state)
         # The second derivative is variance + gradient. Where the gradient is positive, that shrinks towards
         # the minimum: there the gradient counts twice, and else not at all.
         too_steep = scalars.clamp(gradient, 0.0, math.inf)
-        # A batch is far where its own Newton step would change the gain by more than a factor of two. Several
-        # in a row on one side: the vectors are no longer those of the older batches, which are forgotten.
+        # A batch is far where a Newton step of its own, by its true curvature, would change the gain by more
+        # than a factor of two. Several in a row on one side: the vectors are no longer those of the older
+        # batches, which are forgotten.
         side = scalars.where(gradient > 0, 1.0, -1.0)
         side = scalars.where(abs(gradient) > math.log(2) * (variance + too_steep), side, 0.0)
         far_now = scalars.where(far * side > 0, far + side, side)
-        kept = scalars.where(abs(far_now) < FAR_IN_A_ROW, curvature, 0.0)
-        curvature_now = kept + variance + 2 * too_steep
+        remembered = scalars.where(abs(far_now) < FAR_IN_A_ROW, curvature, 0.0)
+        curvature_now = remembered + variance + 2 * too_steep
         step = scalars.divide(gradient, curvature_now)
         step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
-        ignored = step != step  # NaN: the batch has NaN, or nothing to compare
+        # The batch has infinities, NaN or nothing to compare.
+        ignored = (step != step) | (curvature_now == math.inf)
         # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
         largest = link.formula_scale() * self.largest
         ignored = ignored | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
         moved = scalars.clamp(log_gain - step, 0.0, math.inf)
-        scalars.keep(kept_gain, scalars.where(ignored, log_gain, moved))
-        scalars.keep(kept_curvature, scalars.where(ignored, curvature, curvature_now))
-        scalars.keep(kept_far, scalars.where(ignored, far, far_now))
+        for buffer, old, new in zip(
+            state, (log_gain, curvature, far), (moved, curvature_now, far_now), strict=True
+        ):
+            scalars.keep(buffer, scalars.where(ignored, old, new))
 
     def _gain(self) -> float | Tensor:
         found: float | Tensor = scalars.exp(scalars.number(self.log_gain))

@@ -303,6 +303,15 @@ def test_the_one_tile_of_float32_rows_is_of_float32(link, symmetric):
     assert most.nbytes == 4 * 600**2
 
 
+def test_a_few_anchors_do_not_copy_a_long_queue():
+    """One tile would copy all of it in float64 and compute its gradient."""
+    a, b = rows(8, 32).requires_grad_(), rows(8, 32, seed=1)
+    queue = rows(20_000, 32, seed=2)
+    with Largest() as most:
+        info_nce(a, b, queue).backward()
+    assert most.nbytes < 2 * queue.nbytes
+
+
 def test_a_small_batch_is_computed_once(monkeypatch):
     """The backward of "none" uses the pairs of the forward, and the loss those that a link has measured."""
     seen, original = [], one_tile.matrix_of

@@ -50,8 +50,8 @@ def evaluate(
 
 def _one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
     # Of two views the engine computes little more than half of a matrix of several tiles.
-    tiles = 1 if contrast.keys is None and contrast.matrix is None else 4
-    if link.per_anchor or not fits(contrast, link, tiles * engine.TILE_SIZE**2):
+    tiles = 1 if contrast.keys is None and not contrast.matrix else 4
+    if link.per_anchor or contrast.matrix is False or not fits(contrast, link, tiles * engine.TILE_SIZE**2):
         return None
     return one_tile(contrast, link, params)
 

@@ -1,11 +1,11 @@
 """The whole matrix of a small batch as one tile: the same arithmetic in a third of the calls.
 
-That is up to 1,024 x 1,024 pairs, or 512 x 512 of two views. All rows are normalised together, and there
-are no strips, no parts and no second visit. The smallest matrices are wholly in float64, where a call takes
-longer than its arithmetic: a plain product is then exact enough for every pair, so that positives stay in the
-matrix, and labels are possible. What is rare goes to :class:`.engine.BlockwiseEngine`: negatives of one
-anchor each, hardness, statistics, rows that are zero, very short or very long, and negatives that nearly
-agree with their anchor.
+That is up to 1,024 x 1,024 pairs with a short queue or none, 512 x 512 of two views unless a link measures
+them. All rows are normalised together, and there are no strips, no parts and no second visit. The smallest
+matrices are wholly in float64, where a call takes longer than its arithmetic: a plain product is then exact
+enough for every pair, so that positives stay in the matrix, and labels are possible. What is rare goes to
+:class:`.engine.BlockwiseEngine`: negatives of one anchor each, hardness, statistics, rows that are zero, very
+short or very long, and negatives that nearly agree with their anchor.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from taufree.links import Formula, Link
 
 LENGTHS = (1e-150, 1e150)  # of rows whose squares are in float64's range
 MAX_PAIRS = 2**20  # of a matrix that a link measures
+MAX_QUEUE_PRODUCT = 2**23  # multiplications by a queue, all of which is copied in float64 and gets a gradient
 FLOAT64_PRODUCT = 2**19  # multiplications of a product that float64 does in the time of a few calls
 FLOAT64_GAP = 1e-6  # the 1 - c that a plain product in float64 gives to more digits than float32 has
 
@@ -55,7 +56,14 @@ def fits(contrast: Contrast, link: Link, pairs: int) -> bool:
         return False
     if contrast.queue is not None and (contrast.symmetric or contrast.ids is not None):
         return False
+    if not _short_queue(contrast):
+        return False
     return 0 < contrast.n * contrast.candidate_count <= pairs
+
+
+def _short_queue(contrast: Contrast) -> bool:
+    """Whether there is none, or one that a few anchors would not wait for either."""
+    return contrast.queue is None or contrast.queue.numel() * max(contrast.n, 32) <= MAX_QUEUE_PRODUCT
 
 
 def _in_float64(contrast: Contrast, link: Link) -> bool:
@@ -145,7 +153,7 @@ def measurable(contrast: Contrast) -> bool:
     plain = contrast.in_batch and contrast.groups is None and contrast.own_negatives is None
     plain = plain and contrast.bias is None and contrast.anchors.is_cpu
     # torch.compile would compile again for larger batches.
-    if not plain or torch.compiler.is_compiling() or transformed():
+    if not plain or not _short_queue(contrast) or torch.compiler.is_compiling() or transformed():
         return False
     return contrast.candidate_count > 2 and contrast.n * contrast.candidate_count <= MAX_PAIRS
 
@@ -309,7 +317,7 @@ class OneTile:
 def one_tile(contrast: Contrast, link: Link, params: Sequence[Tensor]) -> OneTile | None:
     """None where the engine must be asked."""
     with full_precision(contrast.anchors.device):
-        matrix: Matrix | None = contrast.matrix
+        matrix: Matrix | None = contrast.matrix or None
         if matrix is None or matrix.formula != link.formula:  # prepare() may give any link
             matrix = matrix_of(contrast, link)
         return None if matrix is None else OneTile(contrast, link, params, matrix)
