@@ -319,7 +319,7 @@ class CLIP(ImagesOnDevice):
         rows, texts = self._rows(part)
         size = 2 * self.settings.batch_size
         # Chunks of equal sizes, where the number of images allows it: a compiled tower sees one shape.
-        chunks = rows.chunk(-(-len(rows) // size))
+        chunks = rows.chunk(max(1, -(-len(rows) // size)))
         images = [model(self._image_inputs(some))[0] for some in chunks]
         captions = [model(None, self._text_inputs(some))[0] for some in torch.split(texts, size)]
         owners = self.captions.owners[texts] - rows[0]

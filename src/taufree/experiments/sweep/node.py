@@ -136,8 +136,12 @@ class _OwnFolder(_Saved):
 
     def _look(self) -> dict[Path, tuple[int, int]]:
         """The files, with when they were written and how long they are."""
-        files = {path: path.stat() for path in self._folder.rglob("*") if path.is_file()}
-        return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in files.items()}
+        found: dict[Path, tuple[int, int]] = {}
+        for path in self._folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # the function may remove files at any time
+                if path.is_file():
+                    found[path] = path.stat().st_mtime_ns, path.stat().st_size
+        return found
 
 
 def _files(out: Path) -> Files:

@@ -53,7 +53,8 @@ class Storage:
         draft = f"{self._root}/.{slug}.{_writer()}.draft"
         with TemporaryDirectory() as folder:
             archive = Path(folder) / "checkpoint.zip"
-            with zipfile.ZipFile(archive, "w") as zipped:  # not compressed: weights hardly become smaller
+            # Not compressed, since weights hardly become smaller; zip archives know no times before 1980.
+            with zipfile.ZipFile(archive, "w", strict_timestamps=False) as zipped:
                 for file in sorted(checkpoint.rglob("*")):
                     zipped.write(file, file.relative_to(root or checkpoint.parent))
             with self._writing():
@@ -73,9 +74,10 @@ class Storage:
 
     def remove(self, slug: str) -> None:
         """Forget the run, with what machines that died have left of it."""
-        for path in (self._path(slug), *self._files.glob(f"{self._root}/.{slug}.*.draft")):
-            if self._files.exists(path):
-                self._files.rm_file(path)
+        with self._writing():
+            for path in (self._path(slug), *self._files.glob(f"{self._root}/.{slug}.*.draft")):
+                if self._files.exists(path):
+                    self._files.rm_file(path)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
