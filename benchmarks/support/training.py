@@ -61,20 +61,21 @@ def complete(
 
     Args:
         folder: where the runs keep their checkpoints; an interrupted one goes on from there.
-        small: what is kept of a line; recipe, link, seed and settings must still distinguish the runs.
+        small: what is kept of a line; recipe, link, seed and settings must still distinguish the runs. The
+            content of data and models need not: all lines of a benchmark are of the same.
         failed: called with each run that could not be finished, and the reason.
     """
-    done = {line_key(line) for line in read(results) if "seed" in line}
+    done = {_key(line) for line in read(results) if "seed" in line}
 
     def keep(line: dict) -> None:
         line = small(line)
-        if line_key(line) not in done:
-            done.add(line_key(line))
+        if _key(line) not in done:
+            done.add(_key(line))
             append_json(results, line)
 
     def key(run: Run) -> str:
         about = {"recipe": run.recipe, "link": run.link, "seed": run.seed, "settings": run.recorded_settings}
-        return line_key(small({**about, "curves": {}}))
+        return _key(small({**about, "curves": {}}))
 
     missing = [run for run in runs if key(run) not in done]
     if not missing:
@@ -88,6 +89,11 @@ def complete(
         raise KeyboardInterrupt
     if outcome.refused:
         raise BadInputError(outcome.refused)
+
+
+def _key(line: dict) -> str:
+    settings = {name: value for name, value in line["settings"].items() if name != "content"}
+    return line_key({**line, "settings": settings})
 
 
 def train_missing(runs: Sequence[Run], chosen: argparse.Namespace, small: Callable[[dict], dict]) -> None:
