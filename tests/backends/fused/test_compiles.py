@@ -18,7 +18,7 @@ from taufree.backends import fused as backend  # noqa: E402
 from taufree.backends.fused import row_passes as rows  # noqa: E402
 from taufree.backends.fused import sigmoid as questions  # noqa: E402
 from taufree.backends.fused import tile_passes as launch  # noqa: E402
-from taufree.backends.fused.arguments import ODDS, KernelLink  # noqa: E402
+from taufree.backends.fused.arguments import EXP, ODDS, POWER, SCALE, KernelLink  # noqa: E402
 from taufree.backends.sharded import fused as shards  # noqa: E402
 from taufree.contrast import Bias, Contrast, Shard  # noqa: E402
 from taufree.stats import Tracker  # noqa: E402
@@ -186,12 +186,14 @@ def test_sums_kept_apart_stay_within_their_room(case, monkeypatch):
     assert max(kept) <= launch.PARTIAL_SUM_BYTES
 
 
+@pytest.mark.parametrize("what", ["pairs", "labels", "questions"])
+@pytest.mark.parametrize("kind", [ODDS, POWER, SCALE, EXP])
 @pytest.mark.parametrize(("generation", "room"), [((9, 0), 227), ((10, 0), 227), ((12, 0), 99)], ids=str)
-def test_pairs_fit_the_memory_of_a_multiprocessor(generation, room, monkeypatch):
+def test_tiles_fit_the_memory_of_a_multiprocessor(generation, room, kind, what, monkeypatch):
     """In KiB: rows and columns, each a pair of float16, in every stage that is on its way."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: generation)
-    config = launch.tile_config(KernelLink(ODDS, torch.ones(1), 1e-4), "pairs", rows.Mode.of(torch.ones(1)))
+    config = launch.tile_config(KernelLink(kind, torch.ones(1), 1e-4), what, rows.Mode.of(torch.ones(1)))
     waiting = config.stages if generation < (12, 0) else config.stages - 1
     assert waiting * (config.bm + config.bn) * config.bk * 2 * 2 / 1024 <= room - 2
 
