@@ -46,27 +46,26 @@ def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positiv
 
 def of_rows(contrast: Contrast, link: Link) -> Likelihood:
     """What :class:`AnchorSample` gives for a contrast that is :func:`plain`, in half of the calls."""
-    n, views = contrast.n, contrast.keys is None
-    device, dtype = contrast.anchors.device, result_dtype(*contrast.inputs)
-    wide, index = wide_dtype(device), _sample(n, device)
-    if views:
-        keys = unit_rows(contrast.anchors, wide)
-        unit = keys.index_select(0, index)
+    n, anchors, keys = contrast.n, contrast.anchors, contrast.keys
+    dtype, index = result_dtype(*contrast.inputs), _sample(n, anchors.device)
+    place = (index + contrast.shift) % n if contrast.shift else index
+    rows = anchors if keys is None else torch.cat([keys, anchors.index_select(0, index)])
+    unit = unit_rows(rows, wide_dtype(anchors.device))
+    origin = (unit.index_select(0, index) if keys is None else unit[n:]).mean(0)
+    moved, square = _around(origin, unit, dtype)
+    half = square.div_(2)
+    v, half_v = moved[:n], half[:n]
+    if keys is None:
+        u, half_u = moved.index_select(0, index), half.index_select(0, index)
     else:
-        assert contrast.keys is not None
-        keys = unit_rows(contrast.keys, wide)
-        unit = unit_rows(contrast.anchors.index_select(0, index), wide)
-    origin = unit.mean(0)
-    (u, of_u), (v, of_v) = _around(origin, unit, dtype), _around(origin, keys, dtype)
-    place = (index + contrast.shift) % n
-    own = (of_u + of_v.index_select(0, place)) / 2 - torch.linalg.vecdot(u, v.index_select(0, place))
-    squares = (of_u / 2).unsqueeze(1) + of_v / 2
-    gap = squares.addmm_(u, v.T, alpha=-1)
+        u, half_u = moved[n:], half[n:]
+    own = half_u + half_v.index_select(0, place) - torch.linalg.vecdot(u, v.index_select(0, place))
+    gap = (half_u.unsqueeze(1) + half_v).addmm_(u, v.T, alpha=-1)
     # By another product than that of all pairs, which need not be in full precision.
     gap.scatter_(1, place.unsqueeze(1), own.unsqueeze(1)).clamp_(0, 2)
     logits = link.logit(1 - gap, gap, 2 - gap)
     positive = logits.gather(1, place.unsqueeze(1)).squeeze(1)
-    if views:
+    if keys is None:
         logits.scatter_(1, index.unsqueeze(1), 0)
     return _of_anchors(contrast, index, 1.0, logits, positive)
 
