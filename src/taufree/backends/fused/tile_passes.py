@@ -36,7 +36,8 @@ class Config(NamedTuple):
 
 def tile_config(link: KernelLink, what: str, mode: Mode) -> Config:
     """Fixed, so that nothing is tuned again for another N: of six shapes the fastest on an H200 at D = 512,
-    which keeps most of what a pair needs in registers. ``what`` are "pairs", "labels", or the sigmoid loss's "questions".
+    which keeps most of what a pair needs in registers. ``what`` are "pairs", "labels", or the sigmoid loss's
+    "questions".
 
     Of Blackwell's cards those for desktops have less room for pairs of float16: 99 KiB of stages instead of
     Hopper's 227.
