@@ -16,17 +16,20 @@ def test_the_means_are_those_of_a_loop_over_the_pairs(kind):
     positive, candidate, count = [], [], []
     for i, anchor in enumerate(unit(contrast.anchors, dim=1)):
         cosine, groups = unit(keys, dim=1) @ anchor, contrast.groups
-        same = torch.arange(len(keys)) == i if groups is None else groups == groups[i]
+        same = torch.arange(len(keys)) == i if groups is None else contrast.key_groups == groups[i]
         if contrast.labels is not None:
-            same[i] = False
-            positives, others = cosine[same], cosine[torch.arange(len(keys)) != i]
+            itself = torch.arange(len(keys)) == (i if contrast.keys is None else -1)
+            positives, others = cosine[same & ~itself], cosine[~itself]
         else:
             target = (i + contrast.shift) % len(keys)
             left_out = same if contrast.keys is None or groups is not None else torch.zeros_like(same)
             left_out = left_out.clone()
             left_out[target] = False
             positives, others = cosine[[target]], cosine[~left_out] if contrast.in_batch else cosine[[target]]
-        more = [] if contrast.queue is None else [unit(contrast.queue, dim=1) @ anchor]
+        queue = contrast.queue
+        if contrast.queue_ids is not None:
+            queue = queue[contrast.queue_ids != groups[i]]
+        more = [] if queue is None else [unit(queue, dim=1) @ anchor]
         more += [] if contrast.own_negatives is None else [unit(contrast.own_negatives[i], dim=1) @ anchor]
         others = torch.cat([others, *more])
         positive.append(positives.mean())

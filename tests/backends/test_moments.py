@@ -18,11 +18,13 @@ def by_pairs(contrast):
     squares, counts = [], []
     if contrast.in_batch:
         v = u if contrast.keys is None else normalize(contrast.keys, dim=-1)
-        everyone = range(len(u))
-        left_out = contrast.left_out(everyone, everyone)
+        every_pair = range(len(u)), range(len(v))
+        cosines = u @ v.T
+        left_out = contrast.left_out(*every_pair)
+        left_out = torch.zeros_like(cosines, dtype=torch.bool) if left_out is None else left_out
         if contrast.labels is not None:
-            left_out = left_out | contrast.same_label(everyone, everyone)
-        squares.append((u @ v.T).square().masked_fill(left_out, 0))
+            left_out = left_out | contrast.same_label(*every_pair)
+        squares.append(cosines.square().masked_fill(left_out, 0))
         counts.append(~left_out)
     if contrast.queue is not None:
         cosines = u @ normalize(contrast.queue, dim=-1).T

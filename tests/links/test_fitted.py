@@ -343,6 +343,21 @@ def test_every_dtype_measures_alike(dtype):
     assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["pairs", "views", "ids"])
+@pytest.mark.parametrize("width", [0.1, 0.01, 0.003])
+def test_in_a_cone_float32_finds_the_temperature_of_float64(name, width):
+    """All logits are nearly as large as the scale, from which E[l^2] - E[l]^2 would be rounding alone."""
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        link, axis = FittedTemperature(), torch.eye(8, dtype=torch.float64)[0]
+        for t in range(12):
+            a, b = ((axis + width * x).to(dtype) for x in pairs(noise=0.5, seed=t))
+            LOSSES[name](a, b, link=link)
+        found.append(link.tau)
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[1] < 0.01
+
+
 @pytest.mark.parametrize("kind", [FittedLogOdds, FittedTemperature, CalibratedLogOdds])
 @pytest.mark.parametrize("n", [40, 200, 1500])
 def test_autocast_rounds_nothing_that_is_measured(kind, n):

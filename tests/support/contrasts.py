@@ -25,4 +25,5 @@ def contrasts(n, d):
         "views": Contrast(two, shift=n),
         "views, ids": Contrast(two, shift=n, ids=torch.cat([ids, ids])),
         "labels": Contrast(two, labels=torch.cat([ids, ids])),
+        "labelled keys": Contrast(a, queue, labels=ids, key_labels=torch.arange(n + 3) % 5),
     }

@@ -47,10 +47,11 @@ class CosineSums:
         contrast = self.contrast
         keys = self.u if contrast.keys is None else unit_rows(contrast.keys, self.dtype)
         if contrast.in_batch:
-            self._add(keys, self.groups)
+            self._add(keys, contrast.key_groups)
         itself = (self.u * self.u).sum(1)
-        if contrast.labels is not None:  # an anchor is of its own label
-            self.positive, self.positives = self.positive - itself, self.positives - 1
+        if contrast.labels is not None:
+            if contrast.keys is None:  # an anchor is of its own label
+                self.positive, self.positives = self.positive - itself, self.positives - 1
         else:
             self.positive = (self.u * keys.roll(-contrast.shift, 0)).sum(1)
             self.positives = torch.ones_like(self.positive)
@@ -59,7 +60,7 @@ class CosineSums:
         elif contrast.keys is None:  # and the anchor itself is
             self.candidate, self.candidates = self.candidate - itself, self.candidates - 1
         if contrast.queue is not None:
-            self.add(contrast.queue)
+            self.add(contrast.queue, contrast.queue_ids)
         if contrast.own_negatives is not None:
             own = contrast.own_negatives
             for part in parts_of(len(own), own.shape[1] * own.shape[2], MAX_NUMBERS):

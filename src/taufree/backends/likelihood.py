@@ -7,7 +7,8 @@ batch, say as much as a step needs to know, at a cost that is linear in the numb
 
 Plain products suffice, in whatever precision torch is set to: 1 - c is half the squared distance of the unit
 rows, and the same after one vector has been subtracted from all of them. With the anchors' mean subtracted,
-rows that nearly agree are small, and so are their rounding errors.
+rows that nearly agree are small, and so are their rounding errors. Neither derivative changes when all logits
+of an anchor are shifted: relative to one of them, their variance keeps its digits where they nearly agree.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def summary(sums: Tensor) -> Likelihood:
 def of_matrix(contrast: Contrast, scale: float | Tensor, logits: Tensor, positive: Tensor) -> Likelihood:
     """What :class:`AnchorSample` gives for a plain contrast whose pairs are known, in a third of the calls.
 
-    ``logits`` [N, M] are those of all candidates divided by ``scale``, 0 for an anchor with itself, and
-    ``positive`` [N] those of the positives.
+    ``logits`` [N, M] are those of all candidates divided by ``scale``, whatever they are for an anchor with
+    itself, and ``positive`` [N] those of the positives.
     """
     n = contrast.n
     index = _sample(n, logits.device) if n > MAX_ANCHORS else None
@@ -65,8 +66,6 @@ def of_rows(contrast: Contrast, link: Link) -> Likelihood:
     gap.scatter_(1, place.unsqueeze(1), own.unsqueeze(1)).clamp_(0, 2)
     logits = link.logit(1 - gap, gap, 2 - gap)
     positive = logits.gather(1, place.unsqueeze(1)).squeeze(1)
-    if keys is None:
-        logits.scatter_(1, index.unsqueeze(1), 0)
     return _of_anchors(contrast, index, 1.0, logits, positive)
 
 
@@ -83,22 +82,26 @@ def plain(contrast: Contrast) -> bool:
 def _of_anchors(
     contrast: Contrast, index: Tensor | None, scale: float | Tensor, logits: Tensor, positive: Tensor
 ) -> Likelihood:
-    """Of the anchors at ``index``, or of all: from all candidates' logits / ``scale``, 0 for an anchor with
-    itself, and from the positives'."""
+    """Of the anchors at ``index``, or of all: from all candidates' logits / ``scale``, whatever they are for
+    an anchor with itself, and from the positives'."""
     n, views = contrast.n, contrast.keys is None
+    logits = logits - positive.unsqueeze(1)
     scaled = logits * scale
     if views and index is None:
+        logits.diagonal().zero_()
         scaled.diagonal().fill_(-torch.inf)
     elif views and index is not None:
+        logits.scatter_(1, index[:, None], 0)
         scaled.scatter_(1, index[:, None], -torch.inf)
-    weighted = scaled.softmax(1).mul_(logits)
-    mean = weighted.sum(1)
-    variance = torch.linalg.vecdot(weighted, logits).addcmul_(mean, mean, value=-1).clamp_(min=0)
-    # A target is 1 - s of the positive's logit and s of the negatives' mean: sums over all anchors will do.
+    share = scaled.softmax(1)
+    mean = torch.linalg.vecdot(share, logits)
+    # A target is 1 - s of the positive's logit, which is 0, and s of the negatives' mean: sums over all
+    # anchors will do.
     negatives, smoothing = logits.shape[1] - (2 if views else 1), 1 / (n + 2)
-    ahead = torch.sub(mean, positive, alpha=1 - smoothing - smoothing / negatives)
     wide = wide_dtype(logits.device)
-    gradient = torch.sub(ahead.sum(dtype=wide), logits.sum(dtype=wide), alpha=smoothing / negatives)
+    gradient = torch.sub(mean.sum(dtype=wide), logits.sum(dtype=wide), alpha=smoothing / negatives)
+    logits.sub_(mean.unsqueeze(1))
+    variance = torch.linalg.vecdot(share.mul_(logits), logits)
     return Likelihood(gradient.mul_(scale / len(mean)), variance.mean(dtype=wide).mul_(scale**2))
 
 
@@ -115,17 +118,25 @@ class Totals:
         self.wide = wide_dtype(device)
         zeros = torch.zeros(4, count, dtype=self.wide, device=device)
         self.of_negatives, self.negatives, self.of_positives, self.positives = zeros
-        # By block: the logarithm of the sum of exp(l), and the means of l and l^2 under exp(l).
+        self.origin: Tensor | None = None  # [m], what all logits are relative to
+        # By block: the logarithm of the sum of exp(l), and mean and variance of l under exp(l).
         self.blocks: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add_positives(self, logits: Tensor) -> None:
         """One positive for each anchor, [m]."""
-        logits = logits.to(self.wide)
-        self.blocks.append((logits, logits, logits.square()))
+        if self.origin is None:
+            self.origin = logits
+        logits = (logits - self.origin).to(self.wide)
+        self.blocks.append((logits, logits, torch.zeros_like(logits)))
         self.of_positives, self.positives = self.of_positives + logits, self.positives + 1
 
     def add(self, logits: Tensor, left_out: Tensor | None, same: Tensor | None) -> None:
         """Candidates' logits [m, k]; those ``left_out`` do not count, those ``same`` are positives."""
+        if self.origin is None:
+            counted = logits if left_out is None else logits.masked_fill(left_out, 0)
+            among = logits.shape[1] if left_out is None else (~left_out).sum(1).clamp(min=1)
+            self.origin = counted.sum(1) / among
+        logits = logits - self.origin[:, None]
         lowered, counted = logits, logits
         count: Tensor | int = logits.shape[1]
         if left_out is not None:
@@ -141,24 +152,25 @@ class Totals:
         top = lowered.amax(1, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
         weight = (lowered - top).exp()
         z = weight.sum(1)
-        weighted = weight * counted
         some = z != 0  # and NaN
-        mean, square = (x.sum(1).div(z).where(some, 0) for x in (weighted, weighted * counted))
+        share = weight / z.where(some, 1)[:, None]
+        mean = (share * counted).sum(1)
+        variance = (share * (counted - mean[:, None]).square()).sum(1)
         log_z = (z.log() + top.squeeze(1)).where(some, -torch.inf)
-        self.blocks.append((log_z.to(self.wide), mean.to(self.wide), square.to(self.wide)))
+        self.blocks.append((log_z.to(self.wide), mean.to(self.wide), variance.to(self.wide)))
 
     def sums(self, anchors: int) -> Tensor:
         """[3]: how many anchors have positives and negatives; the sums of their derivatives and variances.
 
         ``anchors`` says how many the loss has in all, for Laplace's rule.
         """
-        log_z, means, squares = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
+        log_z, means, variances = (torch.stack(parts) for parts in zip(*self.blocks, strict=True))
         share = log_z.softmax(0)
-        mean, square = (share * means).sum(0), (share * squares).sum(0)
+        mean = (share * means).sum(0)
+        variance = (share * (variances + (means - mean).square())).sum(0)
         some = (self.negatives > 0) & (self.positives > 0)
         gradient = (mean - self._targets(anchors)).where(some, 0)
-        variance = (square - mean.square()).clamp(min=0).where(some, 0)
-        return torch.stack([some.sum().to(mean), gradient.sum(), variance.sum()])
+        return torch.stack([some.sum().to(mean), gradient.sum(), variance.where(some, 0).sum()])
 
     def _targets(self, anchors: int) -> Tensor:
         smoothing = 1 / (anchors + 2)
@@ -177,7 +189,7 @@ class SigmoidTotals(Totals):
         self.mean, self.variance = torch.zeros(2, count, dtype=self.wide, device=device)
 
     def add_positives(self, logits: Tensor) -> None:
-        super().add_positives(logits)
+        self.of_positives, self.positives = self.of_positives + logits, self.positives + 1
         self._add(logits[:, None].to(self.wide))
 
     def add(self, logits: Tensor, left_out: Tensor | None, same: Tensor | None) -> None:

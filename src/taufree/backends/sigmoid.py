@@ -96,9 +96,9 @@ def loss(
 
 def as_tensor(weights: Tensor | float | None, contrast: Contrast) -> Tensor | None:
     """Weights of all anchors, [n]."""
-    if not isinstance(weights, float):
+    if weights is None or isinstance(weights, Tensor):
         return weights
-    device = contrast.anchors.device
+    device = contrast.anchors.device  # weights are a number, or under torch.export a symbolic one
     return torch.ones(contrast.n, dtype=wide_dtype(device), device=device) * weights
 
 

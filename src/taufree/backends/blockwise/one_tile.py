@@ -131,8 +131,7 @@ class Matrix:
         return self.known
 
     def measured_logits(self, contrast: Contrast, link: Link) -> tuple[Tensor, Tensor]:
-        """The first of :meth:`logits`, 0 for an anchor with itself, and those of the positives [N], exactly,
-        which the first has too."""
+        """The first of :meth:`logits`, and those of the positives [N], exactly, which the first has too."""
         n, shift, views = contrast.n, contrast.shift, contrast.keys is None
         fresh = self.known is None
         base, _ = self.logits(link)
@@ -142,8 +141,6 @@ class Matrix:
             base.diagonal(shift).copy_(exact)
             if views:
                 base.diagonal(shift - n).copy_(exact)
-        if fresh and views:
-            base.diagonal().zero_()
         positive = base.diagonal(shift)
         return base, positive.repeat(2) if views else positive
 
