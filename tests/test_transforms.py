@@ -88,6 +88,20 @@ def test_exported(link, n):
     close([torch.export.export(Loss(), inputs).module()(*inputs)], [nt_xent(*inputs, link=link)])
 
 
+@pytest.mark.parametrize("loss", [nt_xent, info_nce, sigmoid_nce])
+def test_exported_for_any_batch(loss):
+    class Loss(torch.nn.Module):
+        def forward(self, a, b):
+            return loss(a, b)
+
+    rows = torch.export.Dim("rows", min=2, max=512)
+    inputs = tuple(x.detach() for x in views(6))
+    exported = torch.export.export(Loss(), inputs, dynamic_shapes=({0: rows}, {0: rows})).module()
+    for n in (6, 140):
+        more = tuple(x.detach() for x in views(n))
+        close([exported(*more)], [loss(*more)])
+
+
 @pytest.mark.parametrize("changed", ["hardness", "link", "bias"])
 def test_compiled_in_one_graph_for_numbers_that_change(changed):
     a, b = views(6)

@@ -59,12 +59,16 @@ def check_float(name: str, x: object, like: tuple[str, Tensor] | None = None) ->
         raise TypeError(f"{name} must be a floating-point tensor, got dtype {x.dtype}.")
     if x.dtype.itemsize < 2:  # which torch mixes with no other
         raise TypeError(f"{name} must have 16 bits or more a number, got dtype {x.dtype}.")
+    _check_dense(name, x)
+    if like is not None and x.device != like[1].device:
+        raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
+
+
+def _check_dense(name: str, x: Tensor) -> None:
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}.")
     if x.is_nested:
         raise TypeError(f"{name} must be a dense tensor, got a nested one.")
-    if like is not None and x.device != like[1].device:
-        raise ValueError(f"{name} must be on the device of {like[0]}, {like[1].device}, got {x.device}.")
 
 
 def _check_embeddings(name: str, x: Tensor, like: tuple[str, Tensor] | None = None) -> None:
@@ -141,6 +145,7 @@ def check_integers(name: str, x: Tensor, like: Tensor) -> None:
         raise TypeError(f"{name} must be an integer tensor, got {type(x).__name__}.")
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor, got dtype {x.dtype}.")
+    _check_dense(name, x)
     if x.shape != like.shape[:1]:
         raise ValueError(f"{name} must have shape [{like.shape[0]}], got {list(x.shape)}.")
     if x.device != like.device:

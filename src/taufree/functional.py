@@ -367,6 +367,8 @@ def _loss(
     if distributed.active(gather_distributed):
         found = sharded.loss(contrast, link, given, reduction, gather_distributed, backend)
     else:
+        if backend == "triton" and link.formula is not None:
+            choose(backend, contrast, link)  # which may refuse, before the link measures anything
         measure = ContrastMeasure(contrast, link)
         link, contrast = link.prepare(measure), measure.contrast
         labelled = contrast.labels is not None and reduction != "none"

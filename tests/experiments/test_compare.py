@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import taufree
+from taufree.experiments.sweep import driver
 from tests.support.command import ENVIRONMENT, invoke
 from tests.support.paths import ROOT
 from tests.support.sweeps import read
@@ -209,6 +210,11 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capsys):
         ({"links": "warm"}, "links must be free, fitted, .* got 'warm'."),
         ({"links": [taufree.LogOdds(2.0)]}, "links must be names, temperatures or classes, got LogOdds"),
         ({"seeds": 0}, "seeds must be a number from 1 to 10000, or FIRST:END"),
+        ({"train": max}, "train must take a link, a seed and the settings, but no signature found"),
+        ({"links": None}, "links must be names, temperatures or classes, got None."),
+        ({"out": 5}, "out must be the path of a folder, got int."),
+        ({"seeds": None}, "seeds must be a number of them or integers of at least 0, got None."),
+        ({"seeds": [True]}, "seeds must be a number of them or integers of at least 0, got"),
         ({"seeds": [0.5]}, "seeds must be a number of them or integers of at least 0, got"),
         ({"workers": -1}, "workers must be at least 0, got -1."),
         (
@@ -230,6 +236,70 @@ def test_wrong_arguments_are_one_sentence(tmp_path, arguments, sentence):
     given = {"train": train, "links": "free", "seeds": 1, "out": tmp_path} | arguments
     with pytest.raises(ValueError, match=f"^{sentence}"):
         taufree.compare(**given)
+
+
+@pytest.mark.parametrize("seeds", [np.int64(2), np.arange(2), "2"])
+def test_one_link_needs_no_list_and_seeds_may_be_numpys(tmp_path, seeds):
+    found = taufree.compare(lambda link, seed: {"metric": 1.0}, 0.5, seeds, tmp_path)
+    assert [(line["link"], line["seed"]) for line in found.lines] == [("0.5", 0), ("0.5", 1)]
+
+
+def test_metrics_have_any_name(tmp_path):
+    """As retrieval and Lightning name them; ids and files of the report are words."""
+
+    def train(link, seed):
+        yield {"recall@10": 1.0 * seed, "val/acc": 2.0, "val acc": 3.0, "": 4.0}
+        yield {"recall@10": 2.0 * seed, "val/acc": 2.0, "val acc": 3.0, "": 4.0}
+
+    found = taufree.compare(train, ["free", 0.5], 3, tmp_path / "one")
+    assert "recall@10" in found.table()
+    page = found.report.read_text()
+    assert 'id="accuracy-recall_40_10"' in page
+    assert 'id="curve-val_2f_acc"' in page
+    assert (
+        invoke("report", tmp_path / "one", tmp_path / "one", "--out", tmp_path / "both.html").exit_code == 0
+    )
+
+
+def test_where_the_function_goes_the_results_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def train(link, seed):
+        os.chdir(tmp_path.parent)
+        return {"metric": 1.0}
+
+    found = taufree.compare(train, "free", 2, "out")
+    assert found.report == tmp_path / "out" / "report.html"
+    assert found.report.exists()
+
+
+def test_a_damaged_record_of_the_past_is_forgotten(tmp_path):
+    def breaking(link, seed, folder, stop=True):
+        for epoch, given in enumerate(kept(link, seed, folder)):
+            if epoch == 2 and not (folder / "again").exists():
+                (folder / "again").touch()
+                raise KeyboardInterrupt
+            yield given
+
+    with pytest.raises(KeyboardInterrupt):
+        taufree.compare(breaking, "free", 1, tmp_path)
+    (past,) = tmp_path.rglob("past.json")
+    past.write_text("null")
+    found = taufree.compare(breaking, "free", 1, tmp_path)
+    assert len(found.lines[0]["curves"]["norm"]) == 4
+
+
+def test_epochs_that_were_not_announced_are_counted_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(driver, "SECONDS_BETWEEN_LINES", 0.0)
+
+    def train(link, seed, rounds=3, epochs=2):
+        for _ in range(rounds):
+            yield {"metric": 1.0}
+
+    taufree.compare(train, "free", 1, tmp_path)
+    said = capsys.readouterr().err
+    assert "free, seed 0: epoch 2 of 2\n" in said
+    assert "free, seed 0: epoch 3\n" in said
 
 
 def test_ranks_are_refused(tmp_path, monkeypatch):

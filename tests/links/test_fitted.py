@@ -372,6 +372,23 @@ def test_autocast_rounds_nothing_that_is_measured(kind, n):
     assert states[0] == states[1]
 
 
+@pytest.mark.parametrize("kind", [FittedLogOdds, FittedTemperature, CalibratedLogOdds])
+def test_made_in_inference_mode_or_on_the_meta_device_it_can_be_shown_and_used(kind):
+    with torch.inference_mode():
+        link = kind()
+    info_nce(*pairs(noise=0.3), link=link)
+    assert link.formula_scale() > 1
+    with torch.device("meta"):
+        assert "?" in repr(kind())
+
+
+def test_a_backend_that_cannot_run_is_refused_before_anything_is_measured():
+    link = FittedLogOdds()
+    with pytest.raises(ValueError, match="triton"):
+        info_nce(*pairs(noise=0.3), link=link, backend="triton")
+    assert link.gain == 1
+
+
 def test_a_batch_of_infinite_curvature_leaves_no_trace():
     link = FittedLogOdds()
     info_nce(*pairs(noise=0.3), link=link)

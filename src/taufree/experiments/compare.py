@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
+import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,7 +94,7 @@ def compare(
         seeds: how many, which ("5:10"), or the seeds themselves.
         out: the folder of results and report.
         settings: more arguments of ``train``, which JSON can write; runs with others are other runs. The bar
-            of progress reads ``epochs`` there.
+            of progress reads ``epochs`` there, or its default.
         workers: how many processes train at the same time; 0 trains in this process. The function of a
             process must be defined in a module or a script, which calls ``compare`` below
             ``if __name__ == "__main__":``. A text is the address of a Ray cluster ("auto", "HOST:PORT", or
@@ -120,6 +122,9 @@ def compare(
         6
     """
     settings = settings or {}
+    if not isinstance(out, str | os.PathLike):
+        raise BadInputError(f"out must be the path of a folder, got {type(out).__name__}.")
+    folder = Path(out).absolute()  # train may change the current folder
     runs = _runs(train, links, seeds, settings)
     if isinstance(workers, bool) or not isinstance(workers, int | str):
         raise BadInputError(f"workers must be a number or an address of Ray, got {type(workers).__name__}.")
@@ -149,7 +154,6 @@ def compare(
         jobs = workers
     else:
         jobs = 0
-    folder = Path(out)
     with _own_words():
         outcome = sweep(runs, folder, jobs=jobs, cluster=cluster, console=console, fresh=fresh)
         if outcome.refused:
@@ -176,26 +180,44 @@ def _runs(
     """The runs, or a BadInputError about the arguments."""
     if not callable(train):
         raise BadInputError(f"train must be a function of a link and a seed, got {type(train).__name__}.")
-    given = {"folder": None} if asks_for_folder(train, settings) else {}
     try:
-        inspect.signature(train).bind(None, 0, **settings, **given)
-    except TypeError as error:
+        signature = inspect.signature(train)
+        given = {"folder": None} if asks_for_folder(train, settings) else {}
+        signature.bind(None, 0, **settings, **given)
+    except (TypeError, ValueError) as error:
         raise BadInputError(f"train must take a link, a seed and the settings, but {error}.") from error
     try:
         options = json.dumps(dict(settings), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise BadInputError(f"settings must be what JSON can write, but {error}.") from error
+    if isinstance(links, int | float | type):
+        links = [links]
+    if not isinstance(links, Iterable):
+        raise BadInputError(f"links must be names, temperatures or classes, got {links!r}.")
     named = links if isinstance(links, str) else ",".join(map(_link_name, links))
-    numbers = parse_seeds(str(seeds)) if isinstance(seeds, int | str) else list(dict.fromkeys(seeds))
-    if not numbers or not all(type(seed) is int and seed >= 0 for seed in numbers):
-        raise BadInputError(f"seeds must be a number of them or integers of at least 0, got {seeds!r}.")
-    epochs = settings.get("epochs")
+    epochs = settings.get("epochs", getattr(signature.parameters.get("epochs"), "default", None))
     shown = Settings(epochs=epochs if isinstance(epochs, int) and epochs > 0 else 1)
     return [
         FunctionRun(name_of(train), link, seed, shown, function=train, options=options)
-        for seed in numbers
+        for seed in _seeds(seeds)
         for link in parse_links(named)
     ]
+
+
+def _seeds(seeds: int | str | Iterable[int]) -> Iterable[int]:
+    """NumPy's integers are integers too."""
+    if isinstance(seeds, str):
+        return parse_seeds(seeds)
+    wrong = BadInputError(f"seeds must be a number of them or integers of at least 0, got {seeds!r}.")
+    try:
+        if not isinstance(seeds, Iterable):
+            return parse_seeds(str(operator.index(seeds)))
+        numbers = list(dict.fromkeys(map(operator.index, seeds)))
+    except TypeError:
+        raise wrong from None
+    if not numbers or min(numbers) < 0 or any(isinstance(seed, bool) for seed in seeds):
+        raise wrong
+    return numbers
 
 
 def _connect(

@@ -184,4 +184,4 @@ class FittedTemperature(Fitted):
         return 2 * self._gain()
 
     def extra_repr(self) -> str:
-        return f"tau={self.tau:.3g}"
+        return f"tau={scalars.text(1 / self.formula_scale())}"

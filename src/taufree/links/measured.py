@@ -22,6 +22,7 @@ class Measured(Link):
 
     def prepare(self, measure: Measure) -> Link:
         if self.measures:
+            self._leave_inference()
             try:
                 with torch.no_grad():
                     self._measure(measure)
@@ -38,6 +39,13 @@ class Measured(Link):
         snapshot = copy.copy(self)
         snapshot._buffers = {name: None if x is None else x.clone() for name, x in self._buffers.items()}
         return snapshot
+
+    def _leave_inference(self) -> None:
+        """What was made in inference mode cannot be changed outside of it."""
+        if not torch.compiler.is_compiling():
+            for name, x in self._buffers.items():
+                if x is not None and x.is_inference():
+                    self._buffers[name] = x.clone()
 
     def _measure(self, measure: Measure) -> None:
         raise NotImplementedError
@@ -73,7 +81,7 @@ class MeasuredLogOdds(Measured):
         return Formula("log-odds", self.resolution)
 
     def extra_repr(self) -> str:
-        return f"gain={self.gain:.3g}, resolution={self.resolution}"
+        return f"gain={scalars.text(self.formula_scale())}, resolution={self.resolution}"
 
 
 class CalibratedLogOdds(MeasuredLogOdds):
@@ -137,4 +145,4 @@ class CalibratedLogOdds(MeasuredLogOdds):
         return found
 
     def extra_repr(self) -> str:
-        return f"dimension={self.dimension:.3g}, {super().extra_repr()}"
+        return f"dimension={scalars.text(1 / self.moment)}, {super().extra_repr()}"

@@ -58,6 +58,13 @@ def lgamma(x: Scalar) -> Scalar:
     return torch.lgamma(x) if isinstance(x, Tensor) else math.lgamma(x)
 
 
+def text(x: Scalar) -> str:
+    """Three digits; on the meta device no number has any."""
+    if isinstance(x, Tensor):
+        return "?" if x.is_meta else f"{x.item():.3g}"
+    return f"{x:.3g}"
+
+
 def keep(buffer: Tensor, value: Scalar) -> None:
     """Sets a buffer, in place."""
     if isinstance(value, Tensor):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from taufree.dtypes import wide_dtype
 from taufree.links.base import Formula, Link, Measure, by_row, check_number
-from taufree.links.scalars import known
+from taufree.links.scalars import known, text
 
 LINEAR = Formula("linear")
 
@@ -65,7 +65,7 @@ class Temperature(Link):
 
     def extra_repr(self) -> str:
         if isinstance(self.tau, Tensor):
-            return "tau per anchor" if self.per_anchor else f"tau={self.tau.item()}"
+            return "tau per anchor" if self.per_anchor else f"tau={text(self.tau)}"
         return f"tau={self.tau}"
 
 
@@ -154,4 +154,4 @@ class LearnableTemperature(Link):
         return self
 
     def extra_repr(self) -> str:
-        return f"tau={self.tau:.3g}, max_scale={self.max_scale}"
+        return f"tau={text(1 / self.formula_scale())}, max_scale={self.max_scale}"

@@ -170,6 +170,12 @@ class Page:
         return write_text(path, html)
 
     def _claim(self, id: str) -> None:
+        """Ids are words: see :func:`word_of` for names that need not be."""
         if not re.fullmatch(r"[A-Za-z][\w-]*", id) or id in self._ids:
             raise ValueError(f"id must be a word that this page does not use yet, got {id!r}")
         self._ids.add(id)
+
+
+def word_of(name: str) -> str:
+    """A name as a part of an id or of a file's name: recall@10 is recall_40_10."""
+    return re.sub(r"[^A-Za-z0-9_-]", lambda found: f"_{ord(found[0]):x}_", name)

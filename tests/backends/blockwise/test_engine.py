@@ -324,6 +324,14 @@ def test_a_small_batch_is_computed_once(monkeypatch):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_gradients_of_a_small_batch_share_no_memory(reduction):
+    a, b = rows(5).requires_grad_(), rows(5, seed=1).requires_grad_()
+    of_a, of_b = torch.autograd.grad(info_nce(a, b, reduction=reduction).sum(), (a, b))
+    assert of_a.untyped_storage().data_ptr() != of_b.untyped_storage().data_ptr()
+    assert of_a.untyped_storage().nbytes() == of_a.nbytes
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_backward_twice_and_scaled_upstream(reduction):
     """The first backward uses up the gradient that the forward pass left; the second computes it again."""
     link = LearnableTemperature(0.5)

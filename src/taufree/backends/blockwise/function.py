@@ -122,7 +122,7 @@ class _Blockwise(torch.autograd.Function):
                         alike = gradient.device == upstream.device
                         gradient.mul_(upstream if alike else upstream.to(gradient.device))
             cast = [
-                None if g is None or not wanted else g if g.dtype == x.dtype else g.to(x.dtype)
+                _own(g, x.dtype) if wanted and g is not None else None
                 for g, x, wanted in zip(gradients, inputs, ctx.wanted, strict=True)
             ]
         if torch.is_grad_enabled():  # create_graph=True
@@ -130,6 +130,13 @@ class _Blockwise(torch.autograd.Function):
             of = _reference(ctx, integers)
             cast = ByReference.apply(of, upstream, len(inputs), views, *inputs, *cast)
         return (None, None, None, None, *cast)
+
+
+def _own(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """In that dtype, with a memory of its own: one tile has the gradients of all inputs in one tensor."""
+    if gradient.dtype != dtype:
+        return gradient.to(dtype)
+    return gradient.clone() if gradient._is_view() else gradient
 
 
 def _restored(contrast: Contrast, inputs: Sequence[Tensor | None], integers: Sequence[Any]) -> Contrast:

@@ -12,7 +12,7 @@ from taufree.experiments.report.about import about
 from taufree.experiments.report.published import Entry, entries
 from taufree.experiments.report.sweeps import Sweep, show_value
 from taufree.experiments.report.verdicts import verdicts
-from taufree.util.html_page import Page
+from taufree.util.html_page import Page, word_of
 
 _COLOURS = ("#3182bd", "#d1495b", "#2a9d8f", "#e08e1b", "#7b5ea7", "#8c6d31", "#d66ba0", "#5f7d4f")
 
@@ -32,7 +32,8 @@ def write_comparison(sweeps: Sequence[Sweep], path: Path) -> Path:
         "two apart. The best temperature was picked after the fact, sweep by sweep; the other links were not."
     )
     for metric in dict.fromkeys(one.metric for one in found if one.lead):
-        page.figure(_leads([one for one in found if one.metric == metric], metric), id=f"leads-{metric}")
+        leads = _leads([one for one in found if one.metric == metric], metric)
+        page.figure(leads, id=f"leads-{word_of(metric)}")
     page.heading("Results")
     for metric in dict.fromkeys(one.metric for one in found):
         of_metric = [one for one in found if one.metric == metric]
@@ -44,16 +45,16 @@ def write_comparison(sweeps: Sequence[Sweep], path: Path) -> Path:
         text = {about(sweep.lines).metrics.get(metric) for sweep in sweeps} - {None, ""}
         page.table(
             rows,
-            id=f"results-{metric}",
+            id=f"results-{word_of(metric)}",
             highlight={number for number, one in enumerate(of_metric) if one.best},
             caption="Mean ± half of its 95 % interval over seeds, higher is better; the best link of each "
             f"sweep is marked.{''.join(f' {metric}: {one}.' for one in sorted(map(str, text)))}",
-            file=f"{metric}.csv",
+            file=f"{word_of(metric)}.csv",
         )
         if any(temperature_of(one.link) is not None for one in of_metric):
             page.figure(
                 _by_temperature(of_metric, metric),
-                id=f"accuracy-{metric}",
+                id=f"accuracy-{word_of(metric)}",
                 caption="By temperature, a colour for each sweep; the dashed line of the same colour is its "
                 "free link. Where the highest point moves from sweep to sweep, so does the temperature to "
                 "search for.",

@@ -12,7 +12,7 @@ from taufree.experiments.report.pictures import show_pictures
 from taufree.experiments.report.tables import metrics_of, result_table
 from taufree.experiments.report.verdicts import NO_VERDICT, verdicts
 from taufree.experiments.sweep.results import Line
-from taufree.util.html_page import Page
+from taufree.util.html_page import Page, word_of
 
 
 def write_report(
@@ -104,7 +104,7 @@ def _accuracy(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
         "pairs, whose cosines are near 0."
     )
     for metric in metrics:
-        page.figure(accuracy_figure(lines, metric), id=f"accuracy-{metric}")
+        page.figure(accuracy_figure(lines, metric), id=f"accuracy-{word_of(metric)}")
 
 
 def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ def _training(page: Page, lines: Sequence[Line], metrics: Sequence[str]) -> None
             page.figure(figure, id=id, caption=caption)
 
     for metric in metrics:
-        draw({metric: "solid"}, metric, id=f"curve-{metric}")
+        draw({metric: "solid"}, metric, id=f"curve-{word_of(metric)}")
     draw(
         {"loss": "solid"},
         "loss",

@@ -236,11 +236,14 @@ class Display:
                 self._progress.console.print(event.value, style="yellow", markup=False, soft_wrap=True)
         elif event.kind == "epoch":
             epoch, loss = event.value
-            self._advance(run, epoch)
+            known = epoch <= run.settings.epochs  # unless a function of the user's own does not say
+            total = run.settings.epochs if known else None
+            self._advance(run, min(epoch, run.settings.epochs))
             shown = [] if loss is None else [f"loss {loss:.3f}"]
-            self._progress.update(self._tasks[run], completed=epoch, description=": ".join([name, *shown]))
+            description = ": ".join([name, *shown])
+            self._progress.update(self._tasks[run], completed=epoch, total=total, description=description)
             if not self._bars:
-                where = f"{name}: epoch {epoch} of {run.settings.epochs}"
+                where = f"{name}: epoch {epoch}" + (f" of {total}" if known else "")
                 self._say_where(run, ", ".join([where, *shown]))
         else:
             self._advance(run, run.settings.epochs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
@@ -99,8 +100,10 @@ class _Past:
         self._file = file
         self.seconds: float = 0.0
         self._temperatures: list[float] = []
-        if file is not None and file.exists():
-            self.seconds, self._temperatures = json.loads(file.read_text())
+        with contextlib.suppress(OSError, TypeError, ValueError):  # not there, or damaged
+            if file is not None:
+                seconds, temperatures = json.loads(file.read_text())
+                self.seconds, self._temperatures = float(seconds), list(map(float, temperatures))
 
     def temperature(self, epoch: int, now: float, seconds: float) -> float:
         """That of the epoch, of which the first is 1, when it was trained: if that is ``now``, it is kept."""
@@ -139,7 +142,7 @@ def _numbers(given: Any) -> dict[str, float]:
     for name, value in given.items():
         try:
             number = float(value) if isinstance(value, numbers.Real) else float(value.item())
-        except (AttributeError, TypeError, ValueError, RuntimeError):
+        except (AttributeError, OverflowError, TypeError, ValueError, RuntimeError):
             raise BadInputError(f"train must give numbers, got {type(value).__name__} as {name}.") from None
         if not math.isfinite(number):
             raise FloatingPointError(f"{name} became {number}.")
