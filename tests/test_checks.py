@@ -33,6 +33,9 @@ BAD = {
     "negative_keys must be a floating-point tensor": lambda x, i: info_nce(x, x, torch.ones(5, 3).long()),
     "ids must have shape [4], got [3]": lambda x, i: info_nce(x, x, ids=i[:3]),
     "ids must be an integer tensor, got dtype torch.float32": lambda x, i: nt_xent(x, x, ids=i.float()),
+    "hardness must be a number from 0 to 50, got one that float64 cannot hold.": lambda x, i: info_nce(
+        x, x, hardness=10**5000
+    ),
     "ids must be a dense tensor, got layout torch.sparse_coo": lambda x, i: nt_xent(x, x, ids=i.to_sparse()),
     "ids must be an integer tensor, got list": lambda x, i: nt_xent(x, x, ids=[0, 1, 2, 3]),
     "ids distinguishes candidates and needs in_batch=True or negative_ids": lambda x, i: info_nce(

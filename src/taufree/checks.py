@@ -103,11 +103,12 @@ def check_hardness(hardness: float) -> float:
 
     The losses' default is the integer 0: of a float torch.compile would make an input, and compile twice.
     """
-    if isinstance(hardness, bool) or not isinstance(hardness, (int, float)):
-        got = type(hardness).__name__
-        raise TypeError(f"hardness must be a number from 0 to {MAX_HARDNESS}, got {got}.")
-    if not 0 <= hardness <= MAX_HARDNESS:
-        raise ValueError(f"hardness must be a number from 0 to {MAX_HARDNESS}, got {hardness}.")
+    if (
+        isinstance(hardness, bool)
+        or not isinstance(hardness, (int, float))
+        or not 0 <= hardness <= MAX_HARDNESS
+    ):
+        check_number("hardness", hardness, f"a number from 0 to {MAX_HARDNESS}", lambda _: False)  # raises
     return float(hardness) if hardness > 1e-30 else 0.0
 
 

@@ -185,8 +185,8 @@ def check_number(name: str, value: object, need: str, good: Callable[[float], bo
         raise TypeError(f"{name} must be {need}, got {type(value).__name__}.")
     try:
         number = float(value)
-    except OverflowError:
-        number = math.inf
+    except OverflowError:  # Python may not even print such an integer
+        number, value = math.inf, "one that float64 cannot hold"
     if not -math.inf < number < math.inf or not good(number):  # torch.compile has no math.isfinite of inputs
         raise ValueError(f"{name} must be {need}, got {value}.")
     return number
