@@ -86,7 +86,7 @@ BAD = {
     "tau must be a positive number, got a tensor of -0.5": lambda x, i: nt_xent(
         x, x, link=torch.tensor(-0.5)
     ),
-    "gain must be a positive number, got 1": lambda x, i: LogOdds(10**400),
+    "gain must be a positive number, got one that float64 cannot hold.": lambda x, i: LogOdds(10**400),
     "reduction must be one of ('mean', 'sum', 'none'), got 'average'": lambda x, i: nt_xent(
         x, x, reduction="average"
     ),
