@@ -253,7 +253,7 @@ class OneTile:
         rows, first = [], 0
         for x in self.contrast.inputs:
             last = first if x is None else first + x.shape[0]
-            rows.append(None if x is None else out[first:last])
+            rows.append(None if x is None else out if len(x) == len(out) else out[first:last])
             first = last
         return [*rows, *found]
 
