@@ -71,10 +71,10 @@ class Fitted(Measured):
         # A batch is far where a Newton step of its own, by its true curvature, would change the gain by more
         # than a factor of two. Several in a row on one side: the vectors are no longer those of the older
         # batches, which are forgotten.
-        side = scalars.where(gradient > 0, 1.0, -1.0)
-        side = scalars.where(abs(gradient) > math.log(2) * (variance + too_steep), side, 0.0)
-        far_now = scalars.where(far * side > 0, far + side, side)
-        remembered = scalars.where(abs(far_now) < FAR_IN_A_ROW, curvature, 0.0)
+        size = abs(gradient)
+        side = ((gradient > 0) * 2.0 - 1.0) * (size > math.log(2) * (variance + too_steep))
+        far_now = side + far * (far * side > 0)
+        remembered = curvature * (abs(far_now) < FAR_IN_A_ROW)
         curvature_now = remembered + variance + 2 * too_steep
         step = scalars.divide(gradient, curvature_now)
         step = scalars.clamp(step, -math.log(2), math.log(2))  # at most a factor of two
@@ -82,7 +82,8 @@ class Fitted(Measured):
         ignored = (step != step) | (curvature_now == math.inf)
         # Of rows that all agree both derivatives are rounding errors of logits as large as that of c = 1.
         largest = link.formula_scale() * self.largest
-        ignored = ignored | ((abs(gradient) <= ROUNDING * largest) & (variance <= ROUNDING * largest**2))
+        least = ROUNDING * largest
+        ignored = ignored | ((size <= least) & (variance <= least * largest))
         moved = scalars.clamp(log_gain - step, 0.0, math.inf)
         for buffer, old, new in zip(
             state, (log_gain, curvature, far), (moved, curvature_now, far_now), strict=True
