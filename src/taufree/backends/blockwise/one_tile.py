@@ -150,7 +150,7 @@ def measurable(contrast: Contrast) -> bool:
     plain = contrast.in_batch and contrast.groups is None and contrast.own_negatives is None
     plain = plain and contrast.bias is None and contrast.anchors.is_cpu
     # torch.compile would compile again for larger batches.
-    if not plain or not _short_queue(contrast) or torch.compiler.is_compiling() or transformed():
+    if not plain or torch.compiler.is_compiling() or transformed() or not _short_queue(contrast):
         return False
     return contrast.candidate_count > 2 and contrast.n * contrast.candidate_count <= MAX_PAIRS
 
