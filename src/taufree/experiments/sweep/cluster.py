@@ -116,6 +116,8 @@ def connect(
             sentence = "this machine is in no Ray cluster, begin one by ray start --head or name another."
         else:
             sentence = f"no Ray cluster can be reached at {address}: {sentence_of(error)}"
+            if "RAY_AUTH_MODE" not in os.environ:  # Ray's error does not say what was wrong
+                sentence += " If it asks for a token, set RAY_AUTH_MODE=token for this command too."
         raise BadInputError(sentence) from error
     if device == "auto":
         there = ray.cluster_resources().get("GPU", 0) if gpus is None else gpus
