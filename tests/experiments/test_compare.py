@@ -274,7 +274,7 @@ def test_where_the_function_goes_the_results_stay(tmp_path, monkeypatch):
 
 
 def test_a_damaged_record_of_the_past_is_forgotten(tmp_path):
-    def breaking(link, seed, folder, stop=True):
+    def breaking(link, seed, folder):
         for epoch, given in enumerate(kept(link, seed, folder)):
             if epoch == 2 and not (folder / "again").exists():
                 (folder / "again").touch()

@@ -212,10 +212,11 @@ def _seeds(seeds: int | str | Iterable[int]) -> Iterable[int]:
     try:
         if not isinstance(seeds, Iterable):
             return parse_seeds(str(operator.index(seeds)))
-        numbers = list(dict.fromkeys(map(operator.index, seeds)))
+        given = list(seeds)
+        numbers = list(dict.fromkeys(map(operator.index, given)))
     except TypeError:
         raise wrong from None
-    if not numbers or min(numbers) < 0 or any(isinstance(seed, bool) for seed in seeds):
+    if not numbers or min(numbers) < 0 or any(isinstance(seed, bool) for seed in given):
         raise wrong
     return numbers
 
