@@ -12,6 +12,7 @@ of its curves, and docs/figures/imagenette.png and imagenette-800.png from the r
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -115,6 +116,31 @@ def cosines(lines: list[dict]) -> None:
             )
             shares = (f"{100 * share:.1f} %" for share in near)
             row(describe(link), str(epochs), f"{cosine:.3f}", *shares, f"{dimension:.1f}")
+
+
+def towards_positives(lines: list[dict], at: Sequence[int] = (20, 200, 400, 600, 800)) -> None:
+    """Markdown: what is left to learn in a long training, mean over seeds; the lines are of 800 epochs.
+
+    The positive's share of its anchor's softmax is the geometric mean, exp(-loss), and the gradient scale the
+    sum of |dL/dc| over an anchor's candidates.
+    """
+    head("link", "", *(f"epoch {epoch}" for epoch in at))
+    for link in spreads(lines):
+        curves = [line["curves"] for line in lines if line["link"] == link]
+        seen = [epoch // KEPT_EVERY - 1 for epoch in at]
+        knn, share, gap, scale = (
+            [mean(value(own[name][i]) for own in curves) for i in seen]
+            for name, value in (
+                ("knn", float),
+                ("loss", lambda loss: 100 * math.exp(-loss)),
+                ("positive_cosine", lambda cosine: 1 - cosine),
+                ("gradient_scale", float),
+            )
+        )
+        row(describe(link), "kNN", *(f"{x:.1f}" for x in knn))
+        row("", "share of the positive", *(f"{x:.1f} %" for x in share))
+        row("", "1 - c of positives", *(f"{x:.3f}" for x in gap))
+        row("", "gradient scale", *(f"{x:.1f}" for x in scale))
 
 
 def draw(lines: list[dict], path: Path, epochs: int = 200) -> None:
@@ -223,8 +249,10 @@ def main() -> None:
     cosines(usual)
     if short := [line for line in usual if line["settings"]["epochs"] == 200]:
         draw(short, FIGURES / "imagenette.png")
-    if long := [line for line in usual if line["settings"]["epochs"] == 800 and line["seed"] == 0]:
-        draw_long(long, FIGURES / "imagenette-800.png")
+    if long := [line for line in usual if line["settings"]["epochs"] == 800]:
+        print()
+        towards_positives(long)
+        draw_long([line for line in long if line["seed"] == 0], FIGURES / "imagenette-800.png")
 
 
 if __name__ == "__main__":
