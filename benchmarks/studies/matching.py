@@ -44,6 +44,8 @@ from taufree.experiments.training.run import Run
 LINKS = (*NAMED_LINKS, "0.02", "0.05", "0.1", "0.2", "0.5")
 EPOCHS = {"frozen": {64: 30, 256: 30, 1024: 60, 4096: 100}, "full": {256: 20}}
 """Of each preset and size of a batch."""
+CROPS = {"frozen": 224, "full": 128}
+"""Pixels of an image's side. Copies of Flickr8k may have 128; features that are computed once may cost more."""
 LOSSES = ("info_nce", "sigmoid", "sigmoid-bias")
 WHOLE_CURVES = ("loss", "dev_rsum", "temperature_at_zero")
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
@@ -57,7 +59,7 @@ def settings_of(chosen: argparse.Namespace, size: int) -> CLIPSettings:
         "epochs": EPOCHS[chosen.preset][size],
         "learning_rate": usual.learning_rate * growth,
         "loss": chosen.loss,
-        "crop": chosen.crop,
+        "crop": chosen.crop or CROPS[chosen.preset],
         "backbone": chosen.backbone,
         "weights": chosen.weights,
         "model": chosen.model or str(packaged_minilm()),
@@ -166,7 +168,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="those of the preset if not given")
     parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("5"), help="how many, or 3:5")
     parser.add_argument("--loss", choices=LOSSES, default=LOSSES[0])
-    parser.add_argument("--crop", type=int, default=CLIPSettings.crop, help="pixels of an image's side")
+    parser.add_argument("--crop", type=int, help="pixels of an image's side; 224, of whole towers 128")
     parser.add_argument("--backbone", default=CLIPSettings.backbone)
     parser.add_argument("--weights", default=CLIPSettings.weights, help="a file, or imagenet")
     parser.add_argument("--model", help="folder or hub's name of another text tower")
@@ -181,7 +183,7 @@ def main() -> None:
     if not chosen.table:
         train_missing(runs(chosen), chosen, recorded)
     for preset in EPOCHS:
-        lines = [line for line in read(chosen.results) if is_of(line, preset, chosen.crop)]
+        lines = [line for line in read(chosen.results) if is_of(line, preset, chosen.crop or CROPS[preset])]
         for loss in LOSSES:
             if of_loss := [line for line in lines if line["settings"].get("loss", LOSSES[0]) == loss]:
                 print(f"\n{preset}, {loss}:\n")

@@ -1,13 +1,15 @@
-"""What does a link for matching cost where a representation is wanted? GRACE on CiteSeer, DCRec, by link.
+"""What does a link for matching cost where a representation is wanted? CiteSeer, DCRec, Imagenette, by link.
 
     python -m benchmarks.studies.representation --data FOLDER --jobs 8      # goes on where interrupted
     python -m benchmarks.studies.representation --tasks beauty --data FOLDER
+    python -m benchmarks.studies.representation --tasks imagenette --set knn_every=20 --data FOLDER
     python -m benchmarks.studies.representation --table                     # only the tables
 
-The recipes are the paper's, `taufree run citeseer` and `taufree run dcrec`, with paired seeds. All links are
-trained again beside the fitted ones, so that versions and machines are the same. FOLDER holds
-planetoid/CiteSeer/raw, or dcrec. Writes benchmarks/results/representation.jsonl, the raw lines with every
-twentieth epoch of their curves.
+The recipes are the paper's, `taufree run citeseer`, `dcrec` and `imagenette` (100 epochs), with paired seeds.
+On CiteSeer all links are trained again beside the fitted ones; elsewhere the lines of links that are not fitted
+are those of earlier studies of the same recipe and settings. FOLDER holds planetoid/CiteSeer/raw, dcrec, or
+imagenette2-160. Writes benchmarks/results/representation.jsonl, the raw lines with every twentieth epoch of
+their curves.
 """
 
 from __future__ import annotations
@@ -16,38 +18,57 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.studies.calibration import UNTRAINED
 from benchmarks.support.lines import read, thinned
 from benchmarks.support.markdown import head, row
-from benchmarks.support.options import add_result_options, add_training_options, parser_of
-from benchmarks.support.training import train_missing
+from benchmarks.support.options import (
+    add_precision_option,
+    add_result_options,
+    add_training_options,
+    parser_of,
+)
+from benchmarks.support.paths import RESULTS
+from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.link_names import describe, in_order, parse_links
 from taufree.experiments.recipe import choose_settings
 from taufree.experiments.registry import find_recipe
 from taufree.experiments.report.statistics import against_best_temperature, difference, spreads
 from taufree.experiments.settings import parse_seeds
 from taufree.experiments.training.run import Run
-from taufree.util.machine import choose_device
 
 
 @dataclass(frozen=True)
 class Task:
-    """A recipe with its settings, the metrics of the table, and the links that are compared."""
+    """A recipe with its settings, the metrics of the table, and the links that are compared; ``earlier`` is
+    the file of another study with lines of the same runs."""
 
     recipe: str
     given: dict[str, object]
     metrics: tuple[str, ...]
     links: tuple[str, ...]
     seeds: int
+    earlier: str | None = None
 
     def has(self, line: dict) -> bool:
         same = all(line["settings"].get(name) == value for name, value in self.given.items())
         return bool(line["recipe"] == self.recipe and same)
 
+    def lines(self, results: Path) -> list[dict]:
+        """Those of the results, and the earlier ones of seeds and links that these do not have."""
+        found = {
+            (line["link"], line["seed"]): line
+            for path in ([RESULTS / self.earlier] if self.earlier else []) + [results]
+            for line in read(path)
+            if self.has(line) and line["seed"] < self.seeds and line["link"] != UNTRAINED
+        }
+        return list(found.values())
+
 
 def dcrec(dataset: str) -> Task:
     """DCRec as benchmarks/paper/dcrec.py trains it."""
     links = ("fitted", "fitted-temperature", "free", "0.8")
-    return Task("dcrec", {"dataset": dataset, "batch_size": 2048}, ("ndcg10", "hr10"), links, 5)
+    given = {"dataset": dataset, "batch_size": 2048, "protocol": "validation", "ids": True, "contrast": 0.1}
+    return Task("dcrec", given, ("ndcg10", "hr10"), links, 5, "dcrec.jsonl")
 
 
 TASKS = {
@@ -56,17 +77,26 @@ TASKS = {
     ),
     "beauty": dcrec("beauty"),
     "reddit": dcrec("reddit"),
+    "imagenette": Task(
+        "imagenette",
+        {"epochs": 100, "batch_size": 256, "projection": 128},
+        ("knn", "linear"),
+        ("fitted", "fitted-temperature"),
+        3,
+        "calibration.jsonl",
+    ),
 }
 
 
 def runs(chosen: argparse.Namespace) -> list[Run]:
     """Each link with each seed, all links of a seed one after the other."""
-    device = choose_device(chosen.device, "32-true")
     found = []
-    for task in map(TASKS.get, chosen.tasks):
-        settings, _ = choose_settings(find_recipe(task.recipe), "full", task.given, chosen.set)
+    for task in map(TASKS.__getitem__, chosen.tasks):
+        recipe = find_recipe(task.recipe)
+        device, precision = device_and_precision(chosen, recipe)
+        settings, _ = choose_settings(recipe, "full", task.given, chosen.set)
         found += [
-            Run(task.recipe, link, seed, settings, device=device, data=chosen.data)
+            Run(task.recipe, link, seed, settings, precision, device, chosen.data)
             for seed in chosen.seeds or range(task.seeds)
             for link in chosen.links or task.links
         ]
@@ -89,18 +119,19 @@ def table(lines: list[dict], task: Task) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--data", type=Path, help="folder that holds planetoid/CiteSeer/raw, or dcrec")
+    parser.add_argument("--data", type=Path, help="folder with the data of the tasks")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=("citeseer",))
     parser.add_argument("--links", type=parse_links, help="those of the task if not given")
     parser.add_argument("--seeds", type=parse_seeds, help="how many, or 3:5")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="other settings")
+    add_precision_option(parser)
     add_training_options(parser, "representation")
     add_result_options(parser, "representation")
     chosen = parser.parse_args()
     if not chosen.table:
         train_missing(runs(chosen), chosen, thinned)
     for name, task in TASKS.items():
-        if lines := [line for line in read(chosen.results) if task.has(line)]:
+        if lines := task.lines(chosen.results):
             print(f"\n### {name}\n")
             table(lines, task)
 
