@@ -45,7 +45,7 @@ LINKS = (*NAMED_LINKS, "0.02", "0.05", "0.1", "0.2", "0.5")
 EPOCHS = {"frozen": {64: 30, 256: 30, 1024: 60, 4096: 100}, "full": {256: 20}}
 """Of each preset and size of a batch."""
 CROPS = {"frozen": 224, "full": 128}
-"""Pixels of an image's side. Copies of Flickr8k may have 128; features that are computed once may cost more."""
+"""Pixels of an image's side. Copies of Flickr8k may have 128; what is computed once may cost more."""
 LOSSES = ("info_nce", "sigmoid", "sigmoid-bias")
 WHOLE_CURVES = ("loss", "dev_rsum", "temperature_at_zero")
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10")
