@@ -8,8 +8,8 @@
 The recipes are the paper's, `taufree run citeseer`, `dcrec` and `imagenette` (100 epochs), with paired seeds.
 On CiteSeer all links are trained again beside the fitted ones; elsewhere the lines of links that are not
 fitted are those of earlier studies of the same recipe and settings. FOLDER holds planetoid/CiteSeer/raw,
-dcrec, or imagenette2-160. Writes benchmarks/results/representation.jsonl, the raw lines with every twentieth epoch of
-their curves.
+dcrec, or imagenette2-160. Writes benchmarks/results/representation.jsonl, the raw lines with every
+twentieth epoch of their curves.
 """
 
 from __future__ import annotations
