@@ -121,3 +121,18 @@ def test_a_saved_model_embeds_the_sentences_of_a_file(data, folder, tmp_path):
         (tmp_path / "bad.txt").write_bytes(content)
         with pytest.raises(ValueError, match=sentence):
             found.recipe.embed_new(found.model, tmp_path / "bad.txt", lambda done, total: None)
+
+
+@pytest.mark.parametrize("link", ["macl", "isogclr"])
+def test_schemes_are_trained_with_both_directions_of_the_pairs_and_their_numbers(data, headless, link):
+    training = begun(data, headless, link)
+    recipe, model = training.recipe, training.weights.eval()
+    batch = next(iter(recipe.batches(0, torch.Generator().manual_seed(0))))
+    assert sorted(batch[2].tolist()) == list(range(len(PEOPLE)))
+    with torch.no_grad():
+        found = recipe.step(model, batch, training.link).loss.item()
+    training = begun(data, headless, link)  # what a scheme remembers has changed
+    views = training.weights.eval()(*batch[:2]).detach().chunk(2)
+    needs = {"index": batch[2]} if training.link.needs else {}
+    assert training.link.pairs
+    assert found == pytest.approx(training.link(*views, **needs).item(), rel=1e-5)

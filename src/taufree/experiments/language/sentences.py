@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from taufree import Link, info_nce
+from taufree.baselines import Scheme
 from taufree.experiments.evaluation.pair_statistics import observe_pairs
 from taufree.experiments.language.finetune import FineTuning, LanguageSettings
 from taufree.experiments.language.nli_pairs import read_entailments
@@ -81,6 +82,8 @@ class Sentences(FineTuning):
         "quick": Preset(seeds=1, settings={"epochs": 1, "subset": 128}),
     }
     needs_head = False
+    serves: ClassVar = frozenset({"index"})
+    pairs = True
 
     settings: SentencesSettings
 
@@ -105,15 +108,27 @@ class Sentences(FineTuning):
     def model(self) -> nn.Module:
         return SentenceEncoder(self.language_model().base_model)
 
-    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and attention of B premises, then of their hypotheses."""
+    @property
+    def sample_count(self) -> int:
+        return len(self.tokens) // self.kinds
+
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Ids and attention of B premises, then of their hypotheses; the numbers of the B pairs."""
         for rows in self.drawn(generator):
             tokens = self.tokens.take(rows)
-            yield tokens.ids, tokens.attention
+            yield tokens.ids, tokens.attention, rows[: len(rows) // 2] // self.kinds
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        premise, hypothesis = model(*batch).chunk(2)
-        return Step(info_nce(premise, hypothesis, link=link), observe_pairs(premise, hypothesis, link))
+        *texts, index = batch
+        premise, hypothesis = model(*texts).chunk(2)
+        loss = self.loss(premise, hypothesis, link, index=index)
+        return Step(loss, observe_pairs(premise, hypothesis, link))
+
+    def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
+        """A premise against the hypotheses; schemes that are losses take both directions."""
+        if isinstance(link, Scheme):
+            return super().loss(view_a, view_b, link, **inputs)
+        return info_nce(view_a, view_b, link=link)
 
     def follow(self, model: nn.Module) -> dict[str, float]:
         found = {}
