@@ -58,7 +58,7 @@ def _chord(positive, sums, i, N, u, v, deficit):
     tl.store(positive + N + i, (tl.sum((u + v) * (u + v), 0) + deficit) / 2)
 
 
-@triton.jit(do_not_specialize=("N",))
+@triton.jit(do_not_specialize=("N",), do_not_specialize_on_alignment=("stats",))
 def unit_rows(x, unit, stats, N, least, D: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr,
               BLOCK: tl.constexpr):  # fmt: skip
     """The rows of x [N, D] as tiles need them, to unit [N, PAD] or, in split mode, [N, 2 PAD].
@@ -77,7 +77,9 @@ def unit_rows(x, unit, stats, N, least, D: tl.constexpr, PAD: tl.constexpr, SPLI
     _unit_row(x, unit, stats, i, d, N, D, least, PAD, SPLIT)
 
 
-@triton.jit(do_not_specialize=("N",))
+@triton.jit(
+    do_not_specialize=("N",), do_not_specialize_on_alignment=("x_stats", "y_stats", "positive", "sums")
+)
 def unit_pairs(x, x_unit, x_stats, x_least, y, y_unit, y_stats, y_least, positive, sums, N,
                D: tl.constexpr, PAD: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """unit_rows of x and of y and the chords of row i with row i, in one launch."""
@@ -87,7 +89,10 @@ def unit_pairs(x, x_unit, x_stats, x_least, y, y_unit, y_stats, y_least, positiv
     _chord(positive, sums, i, N, u, v, u_deficit + v_deficit)
 
 
-@triton.jit(do_not_specialize=("N", "shift"))
+@triton.jit(
+    do_not_specialize=("N", "shift"),
+    do_not_specialize_on_alignment=("x_stats", "y_stats", "positive", "sums"),
+)
 def chords(x, y, x_stats, y_stats, positive, sums, N, shift, D: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
     """Exactly 1 - c and 1 + c of each row of x and its positive, row i + shift of y, to positive [3, N].
@@ -112,7 +117,10 @@ def _as_rounded(missed, normaliser):
     return missed * (1.0 + tl.where(error == error, error, 0.0) * LN2)
 
 
-@triton.jit(do_not_specialize=("N",))
+@triton.jit(
+    do_not_specialize=("N",),
+    do_not_specialize_on_alignment=("positive", "rows", "cols", "scale", "loss", "z"),
+)
 def close(positive, rows, cols, scale, loss, z, N, delta, factor, LINK: tl.constexpr, EACH: tl.constexpr,
           COLS: tl.constexpr, DECOUPLED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """``factor`` times each loss log(1 + S/w), with S the sum over the negatives and w the positive's weight.
@@ -193,7 +201,10 @@ def _positive_gradient(positive, upstream, step, weight, i, u, v, stats, row, N)
     return tl.load(positive + 2 * N + i) * outer * (v - sign * u)
 
 
-@triton.jit(do_not_specialize=("step", "N", "shift"))
+@triton.jit(
+    do_not_specialize=("step", "N", "shift"),
+    do_not_specialize_on_alignment=("stats", "other_stats", "upstream", "positive"),
+)
 def finish(x, stats, other, other_stats, grad, upstream, step, weight, positive, out, N, shift,
            D: tl.constexpr, PAD: tl.constexpr, IS_ANCHOR: tl.constexpr, IS_POSITIVE: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
@@ -218,7 +229,10 @@ def finish(x, stats, other, other_stats, grad, upstream, step, weight, positive,
     _to_input(grad, stats, out, i, d, u, positives, N, D, PAD)
 
 
-@triton.jit(do_not_specialize=("step", "N"))
+@triton.jit(
+    do_not_specialize=("step", "N"),
+    do_not_specialize_on_alignment=("x_stats", "y_stats", "upstream", "positive"),
+)
 def finish_pairs(x, x_stats, x_grad, x_out, y, y_stats, y_grad, y_out, upstream, step, weight, positive,
                  N, D: tl.constexpr,
                  PAD: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from taufree.backends.fused.kernels.arithmetic import ODDS, log1p, logit_of, reciprocal, reciprocals, slope_of
-from taufree.backends.fused.kernels.tiles import _cosines, _counted, _place, _put, _store, _whole
+from taufree.backends.fused.kernels.tiles import SIDES, _cosines, _counted, _place, _put, _store, _whole
 
 
 @triton.jit
@@ -23,7 +23,10 @@ def _log1p(x, per_two):
     return 2.0 * s * series
 
 
-@triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles"))
+@triton.jit(
+    do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles"),
+    do_not_specialize_on_alignment=(*SIDES, "bias", "upstream", "losses", "learned"),
+)
 def tile_questions(u, v, u_sides, v_sides, u_groups, v_groups, scale, bias, times, upstream, step, weight,
                    losses, out, learned, N, M, first_row, first_col, row_tiles, col_tiles, delta,
                    LINK: tl.constexpr, POSITIVES: tl.constexpr, IDS: tl.constexpr, GRAD: tl.constexpr,
@@ -74,7 +77,10 @@ def tile_questions(u, v, u_sides, v_sides, u_groups, v_groups, scale, bias, time
         _store(out, a, ti * BM, tj * BN, col_tiles * BN, SPLIT)
 
 
-@triton.jit(do_not_specialize=("N",))
+@triton.jit(
+    do_not_specialize=("N",),
+    do_not_specialize_on_alignment=("positive", "losses", "missed", "scale", "bias"),
+)
 def close_questions(positive, losses, missed, scale, bias, number, N, delta, LINK: tl.constexpr,
                     BLOCK: tl.constexpr):  # fmt: skip
     """Adds the positives' log(1 + exp(-logit - bias)) to losses [N] in float64.

@@ -44,6 +44,9 @@ MIN_SUM = tl.constexpr(2.0**-90)  # a weight too small for float32 changes no di
 # RAISED above the smallest z of the tile, and no bits are more than MAX_EXCESS above that: then what float32
 # cannot hold is a share below 2^-60.
 RAISED, MAX_EXCESS = tl.constexpr(40.0), tl.constexpr(88.0)
+# What holds one number a row is read behind a mask, so that its alignment is of no use; to compile for it
+# would be to compile again for other numbers of rows.
+SIDES = ("u_sides", "v_sides", "u_groups", "v_groups", "scale")
 
 
 @triton.jit
@@ -212,7 +215,10 @@ def _tally(out, at, length, slot, c, negatives, positives, AXIS: tl.constexpr, L
     tl.atomic_add(out + 5 * length + slot, tl.sum(c * c), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"))
+@triton.jit(
+    do_not_specialize=("N", "M", "first_col", "row_tiles", "col_tiles", "shift"),
+    do_not_specialize_on_alignment=(*SIDES, "rows_out", "cols_out", "rows_tally", "cols_tally"),
+)
 def tile_sums(u, v, u_sides, v_sides, u_groups, v_groups, scale, rows_out, cols_out, rows_tally, cols_tally,
               N, M, first_col, row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr,
               EACH: tl.constexpr, COLS: tl.constexpr, SELF: tl.constexpr, POSITIVES: tl.constexpr,
@@ -327,7 +333,12 @@ def _normaliser(upstream, step, weight, z, at, length, LINK: tl.constexpr):
     return tl.load(upstream + at * step, here, 0.0) * weight, tl.load(z + at, here, none)
 
 
-@triton.jit(do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"))
+@triton.jit(
+    do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"),
+    do_not_specialize_on_alignment=(
+        *SIDES, "upstream", "far_upstream", "rows_z", "cols_z", "labelled", "far_labelled", "learned"
+    ),
+)
 def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstream, step, weight, far_upstream,
                       rows_z, cols_z, labelled, far_labelled, out, learned, N, M, first_row, first_col,
                       row_tiles, col_tiles, shift, delta, hardness, LINK: tl.constexpr, EACH: tl.constexpr,
