@@ -369,7 +369,8 @@ def _loss(
     else:
         if backend == "triton" and link.formula is not None:
             choose(backend, contrast, link)  # which may refuse, before the link measures anything
-        measure = ContrastMeasure(contrast, link)
+        kernels = backend == "triton" or (backend == "auto" and contrast.anchors.is_cuda)
+        measure = ContrastMeasure(contrast, link, kernels=kernels)
         link, contrast = link.prepare(measure), measure.contrast
         labelled = contrast.labels is not None and reduction != "none"
         positives = contrast.positive_count() if labelled else None

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from taufree import Link, LogOdds, Temperature
+from taufree import FittedLogOdds, FittedTemperature, Link, LogOdds, Temperature, info_nce
 from taufree.backends import fused
 from taufree.contrast import Bias, Contrast
 from tests.gpu.random_cases import Limits, wrong_cases
 from tests.support.devices import require_gpu
+from tests.support.fit_cases import FIT_LOSSES, fit_steps
 from tests.support.fused_cases import (
     DECOUPLED,
     LINKS,
@@ -163,3 +164,25 @@ def test_memory_grows_with_the_rows_not_their_square():
     fused.loss(Contrast(a, b, symmetric=True), LogOdds(), None).sum().backward()
     fused.loss(Contrast(a, b, bias=Bias(0.0, None, True)), LogOdds(), 1.0).backward()
     assert torch.cuda.max_memory_allocated() - before < 600 * 2**20  # a dense matrix: 1600 MB, several times
+
+
+@pytest.mark.parametrize("kind", [FittedLogOdds, FittedTemperature])
+@pytest.mark.parametrize("name", FIT_LOSSES)
+@pytest.mark.parametrize("shape", [(40, 16), (700, 200), (5000, 130)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_fitted_gain_is_the_same_by_kernels(kind, name, shape, dtype):
+    expected, found = (fit_steps(kind, name, *shape, dtype, "cuda", exactly=x) for x in (True, False))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_a_fitted_gain_is_taken_by_two_kernels():
+    """The measuring of torch takes a hundred."""
+    a, b = torch.randn(2, 256, 128, device="cuda")
+    link = FittedLogOdds().cuda()
+    info_nce(a, b, link=link)  # fitted at once
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watched:
+        info_nce(a, b, link=link)
+        torch.cuda.synchronize()
+    names = [event.key for event in watched.key_averages()]
+    assert {"sample_logits", "newton"} <= set(names)
+    assert len(names) < 25, names

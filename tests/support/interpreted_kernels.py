@@ -11,6 +11,8 @@ import torch
 
 from taufree import (
     CalibratedLogOdds,
+    FittedLogOdds,
+    FittedTemperature,
     InfoNCE,
     LearnableTemperature,
     LogOdds,
@@ -21,9 +23,11 @@ from taufree import (
     sigmoid_nce,
 )
 from taufree.backends import fused, reference
+from taufree.backends.fused import fit
 from taufree.contrast import Bias, Contrast
 from taufree.links.log_odds import with_gain
 from taufree.stats import Tracker
+from tests.support.fit_cases import FIT_LOSSES, fit_steps
 from tests.support.fused_cases import (
     CONTRASTS,
     DECOUPLED,
@@ -252,6 +256,26 @@ def calibrated(view):
     return losses, gains
 
 
+def fitted():
+    """States of fitted links after some steps, measured by torch in float64 and by the kernels; the last
+    number is how many steps the kernels took."""
+    by_kernels, kernels = [], fit.step
+    fit.step = lambda *arguments: by_kernels.append(kernels(*arguments))
+    cases = [(FittedLogOdds, name, torch.float32, 14, 9) for name in FIT_LOSSES]
+    cases += [
+        (FittedTemperature, "cone", torch.float32, 14, 9),
+        (FittedLogOdds, "views", torch.bfloat16, N, D),
+        (FittedTemperature, "ids", torch.float16, N, D),
+        (FittedTemperature, "pairs", torch.float32, 150, 3),  # of which 128 anchors are taken
+    ]
+    found = {}
+    for kind, name, dtype, n, d in cases:
+        by_kernels.clear()
+        states = [fit_steps(kind, name, n, d, dtype, exactly=exactly) for exactly in (True, False)]
+        found[f"{kind.__name__}, {name}, {n}, {str(dtype)[6:]}"] = [*states, len(by_kernels)]
+    return found
+
+
 if __name__ == "__main__":
     import triton.language as tl
 
@@ -281,5 +305,6 @@ if __name__ == "__main__":
         ],
         "unlike fakes": unlike_fakes(torch.float32) + unlike_fakes(torch.bfloat16),
         "calibrated": calibrated(torch.randn(N, D)),
+        "fitted": fitted(),
     }
     print(json.dumps(found))

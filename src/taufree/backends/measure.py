@@ -5,21 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from taufree.backends import cosines, likelihood, moments
+from taufree.backends import cosines, fused, likelihood, moments
 from taufree.backends.blockwise import one_tile
 from taufree.backends.numerics import full_precision, no_autocast
 from taufree.contrast import Contrast
-from taufree.links import Cosines, Likelihood, Link
+from taufree.links import Cosines, Gain, Likelihood, Link
 
 
 class ContrastMeasure:
     """See :class:`taufree.links.Measure`. Autocast rounds nothing here.
 
     ``no_grad`` is no decorator of these methods: torch.compile of PyTorch 2.11 cannot follow it.
+
+    Args:
+        kernels: whether GPU kernels may measure.
     """
 
-    def __init__(self, contrast: Contrast, link: Link) -> None:
-        self.contrast, self.link = contrast, link
+    def __init__(self, contrast: Contrast, link: Link, *, kernels: bool = False) -> None:
+        self.contrast, self.link, self.kernels = contrast, link, kernels
 
     def squared_cosine(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), no_autocast(self.contrast.anchors.device):
@@ -46,6 +49,14 @@ class ContrastMeasure:
             sample = likelihood.AnchorSample(self.contrast, link)
             sample.add_own()
             return likelihood.summary(sample.sums(self.contrast.n))
+
+    def fit_gain(self, link: Link, gain: Gain) -> bool:
+        if not self.kernels or not fused.can_fit(self.contrast, link, gain):
+            return False
+        from taufree.backends.fused import fit  # which needs Triton
+
+        fit.step(self.contrast, link, gain)
+        return True
 
     def _matrix(self) -> one_tile.Matrix | None:
         """All pairs of a small batch. The contrast keeps them for the loss."""
@@ -88,3 +99,6 @@ class MaskMeasure:
         logits = link.logit((self.rise - self.gap) / 2, self.gap, self.rise)
         totals.add(logits, ~(self.negatives | self.positives), self.positives)
         return likelihood.summary(totals.sums(len(self.gap)))
+
+    def fit_gain(self, link: Link, gain: Gain) -> bool:
+        return False

@@ -4,7 +4,7 @@ A loss here is link x contrast x reduction. The paper's link is ``LogOdds``; the
 it replaces are links as well, so that a comparison changes this one object and nothing else.
 """
 
-from taufree.links.base import Cosines, Formula, Likelihood, Link, Measure
+from taufree.links.base import Cosines, Formula, Gain, Likelihood, Link, Measure
 from taufree.links.fitted import FittedLogOdds, FittedTemperature
 from taufree.links.log_odds import LogOdds
 from taufree.links.measured import CalibratedLogOdds
@@ -17,6 +17,7 @@ __all__ = [
     "FittedLogOdds",
     "FittedTemperature",
     "Formula",
+    "Gain",
     "LearnableTemperature",
     "Likelihood",
     "Link",

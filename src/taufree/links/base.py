@@ -25,6 +25,19 @@ class Likelihood(NamedTuple):
     variance: Tensor
 
 
+class Gain(NamedTuple):
+    """What a step of a fitted link changes, in place: see ``links.fitted.Fitted``.
+
+    Attributes:
+        largest: the logit of c = 1 at scale 1.
+    """
+
+    log_gain: Tensor
+    curvature: Tensor
+    far_in_a_row: Tensor
+    largest: float
+
+
 class Cosines(NamedTuple):
     """Mean cosines of a batch; scalars.
 
@@ -62,6 +75,14 @@ class Measure(Protocol):
         The targets are smoothed by Laplace's rule: of n anchors' positives each has probability
         (n + 1)/(n + 2), and the rest is spread over its negatives. So the best factor is finite even where
         every positive is ahead of all negatives.
+        """
+
+    def fit_gain(self, link: Link, gain: Gain) -> bool:
+        """Take a fitted link's step from the likelihood of ``link``, where kernels do all of it; where none
+        do, nothing happens.
+
+        Returns:
+            Whether kernels did.
         """
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from taufree.links import scalars
-from taufree.links.base import Formula, Link, Measure
+from taufree.links.base import Formula, Gain, Link, Measure
 from taufree.links.measured import Measured, MeasuredLogOdds
 from taufree.links.temperature import LINEAR, Scaled
 
@@ -58,6 +58,8 @@ class Fitted(Measured):
 
     def _step(self, measure: Measure) -> None:
         link = self._current()
+        if measure.fit_gain(link, Gain(self.log_gain, self.curvature, self.far_in_a_row, self.largest)):
+            return
         found = measure.likelihood(link)
         device = found.gradient.device
         if self.log_gain.device != device:

@@ -15,12 +15,14 @@ if triton.knobs.runtime.interpret:
 from benchmarks.support import hopper  # noqa: E402
 from taufree import LearnableTemperature, LogOdds, Temperature  # noqa: E402
 from taufree.backends import fused as backend  # noqa: E402
+from taufree.backends.fused import fit  # noqa: E402
 from taufree.backends.fused import row_passes as rows  # noqa: E402
 from taufree.backends.fused import sigmoid as questions  # noqa: E402
 from taufree.backends.fused import tile_passes as launch  # noqa: E402
 from taufree.backends.fused.arguments import EXP, ODDS, POWER, SCALE, KernelLink  # noqa: E402
 from taufree.backends.sharded import fused as shards  # noqa: E402
 from taufree.contrast import Bias, Contrast, Shard  # noqa: E402
+from taufree.links import Gain  # noqa: E402
 from taufree.stats import Tracker  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -36,7 +38,7 @@ def compiled(monkeypatch):
         if key not in done:
             done[key] = hopper.compiled(kernel, *arguments, **options)
 
-    for module in (launch, rows, questions):
+    for module in (launch, rows, questions, fit):
         monkeypatch.setattr(module, "start", compile_only)
     monkeypatch.setattr(launch, "_add_product", lambda *_: None)
     return done
@@ -121,6 +123,16 @@ def test_the_sigmoid_loss_compiles(link, dtype, compiled):
     assert engine.add(Shard(b.detach()[:24], ids[:24], False), True).shape == (24, 72)
     engine.finish()
     assert {"tile_questions", "close_questions", "finish"} <= {key[0] for key in compiled}
+    assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
+
+
+@pytest.mark.parametrize("case", ["symmetric", "views", "ids"])
+@pytest.mark.parametrize("link", [LogOdds(gain=2.0), Temperature(0.1)], ids=["log-odds", "linear"])
+def test_the_step_of_a_fitted_gain_compiles(case, link, compiled):
+    a, b = torch.randn(40, 72), torch.randn(40, 72).bfloat16()
+    contrast = Contrast(a, b, ids=torch.arange(40)) if case == "ids" else CASES[case](a, b.float())
+    fit.step(contrast, link, Gain(*torch.zeros(3), 1.0))
+    assert {key[0] for key in compiled} == {"sample_logits", "newton"}
     assert all(b".text." in kernel.asm["cubin"] for kernel in compiled.values())
 
 

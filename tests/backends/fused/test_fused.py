@@ -12,6 +12,7 @@ import torch
 from taufree import LogOdds
 from taufree.backends import fused
 from taufree.contrast import Contrast
+from taufree.links.fitted import FIRST_STEPS
 from tests.support.fused_cases import TOLERANCE
 from tests.support.interpreted_kernels import CASES, EACH, SCALED, TRACKED
 from tests.support.paths import ROOT
@@ -114,6 +115,12 @@ def test_a_measured_gain_is_the_same_everywhere_compiled_or_not(interpreted):
     assert gains == pytest.approx([gains[0]] * 3, rel=1e-6)
     for found in losses[1:]:
         assert found == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_fitted_gain_is_the_same_by_kernels(interpreted):
+    for case, (expected, found, steps) in interpreted["fitted"].items():
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5), case
+        assert steps >= 2 + FIRST_STEPS, case
 
 
 def test_a_link_may_change_between_forward_and_backward(interpreted):

@@ -11,12 +11,14 @@ import math
 import torch
 from torch import Tensor
 
+from taufree.backends.autograd import transformed
 from taufree.contrast import Contrast
-from taufree.links import Link, LogOdds, Temperature
+from taufree.links import Gain, Link, LogOdds, Temperature
 
 MAX_COLUMNS = 4096  # of an input: a row must fit the registers of a block
 # The smallest resolution above the rounding of a tile: of half-precision inputs, and of others.
 MIN_RESOLUTION = {True: 1e-5, False: 1e-7}
+MAX_FITTED = 8192  # anchors; beyond, where launches do not count, torch's matrix product is quicker
 MAX_BITS = 1000  # weights are 2^-1000 to 2^1000, so that float64 holds their sums; others count as these
 
 
@@ -76,6 +78,21 @@ def machine(device: str, index: int | None) -> str | None:
 # What torch.compiler.assume_constant_result does, without its import of the whole compiler: to torch.compile
 # the answer is a constant, and not code that would break the graph.
 machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def can_fit(contrast: Contrast, link: Link, gain: Gain) -> bool:
+    """Whether kernels can take the step of a fitted gain (fit.py): of pairs or views, with or without ids."""
+    anchors, keys = contrast.anchors, contrast.keys
+    if torch.compiler.is_compiling() or transformed() or contrast.n > MAX_FITTED or link.formula is None:
+        return False
+    if not contrast.in_batch or contrast.labels is not None or contrast.queue is not None:
+        return False
+    if contrast.own_negatives is not None or contrast.bias is not None:
+        return False
+    if gain.log_gain.device != anchors.device:  # before the first step
+        return False
+    half_or_single = all(x is None or x.dtype.itemsize <= 4 for x in (anchors, keys))
+    return half_or_single and machine(anchors.device.type, anchors.device.index) is None
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:

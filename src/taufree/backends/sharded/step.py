@@ -66,7 +66,7 @@ from taufree.backends.sharded import blockwise, reference
 from taufree.contrast import Contrast, Shard, how_many
 from taufree.distributed import Gather, GatherLike, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
-from taufree.links import Cosines, Likelihood, Link
+from taufree.links import Cosines, Gain, Likelihood, Link
 from taufree.reduction import anchor_weights
 from taufree.stats import Tally
 
@@ -212,6 +212,10 @@ class ShardedStep:
         self._measure(sample)
         sums = sample.sums(sum(self.sizes))
         return likelihood_of(self.ranks.sum(sums, "the likelihoods of all ranks"))
+
+    def fit_gain(self, link: Link, gain: Gain) -> bool:
+        """No kernels do it over ranks."""
+        return False
 
     @torch.no_grad()
     def cosines(self) -> Cosines:

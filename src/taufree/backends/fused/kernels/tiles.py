@@ -336,7 +336,14 @@ def _normaliser(upstream, step, weight, z, at, length, LINK: tl.constexpr):
 @triton.jit(
     do_not_specialize=("step", "N", "M", "first_row", "first_col", "row_tiles", "col_tiles", "shift"),
     do_not_specialize_on_alignment=(
-        *SIDES, "upstream", "far_upstream", "rows_z", "cols_z", "labelled", "far_labelled", "learned"
+        *SIDES,
+        "upstream",
+        "far_upstream",
+        "rows_z",
+        "cols_z",
+        "labelled",
+        "far_labelled",
+        "learned",
     ),
 )
 def tile_coefficients(u, v, u_sides, v_sides, u_groups, v_groups, scale, upstream, step, weight, far_upstream,

@@ -1,0 +1,39 @@
+"""The step of a fitted gain in two kernels, where torch takes a hundred."""
+
+from __future__ import annotations
+
+import torch
+
+from taufree.backends.fused.kernels import fit as kernels
+from taufree.backends.fused.launch import start
+from taufree.backends.likelihood import MAX_ANCHORS
+from taufree.backends.numerics import shortest
+from taufree.contrast import Contrast
+from taufree.links import Gain, Link
+
+MAX_PROGRAMS = 128  # that share the candidates of an anchor
+BM, BN, BK = 16, 32, 16  # anchors, candidates and columns at a time
+
+
+def step(contrast: Contrast, link: Link, gain: Gain) -> None:
+    """One Newton step of ``gain``, in place, from the likelihood of ``link``."""
+    formula, n = link.formula, contrast.n
+    assert formula is not None
+    x = contrast.anchors.detach().contiguous()
+    scale = torch.as_tensor(link.formula_scale(), dtype=torch.float64, device=x.device)
+    y = x if contrast.keys is None else contrast.keys.detach().contiguous()
+    sample = min(n, MAX_ANCHORS)
+    programs = min(MAX_PROGRAMS, -(-n // BN))
+    parts = x.new_empty(kernels.PARTS, programs, MAX_ANCHORS, dtype=torch.float32)
+    ids = parts if contrast.ids is None else contrast.ids.contiguous()
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        start(
+            kernels.sample_logits, programs * -(-sample // BM), x, y, ids, scale, parts, shortest(x.dtype),
+            shortest(y.dtype), n, sample, contrast.shift, programs, formula.resolution,
+            D=x.shape[1], LINEAR=formula.kind == "linear", ALONE=contrast.keys is None,
+            IDS=contrast.ids is not None, PAD=MAX_ANCHORS, BM=BM, BN=BN, BK=BK, num_warps=4,
+        )  # fmt: skip
+        start(
+            kernels.newton, 1, parts, scale, gain.log_gain, gain.curvature, gain.far_in_a_row, n, sample,
+            programs, gain.largest, MAX_PROGRAMS=MAX_PROGRAMS, PAD=MAX_ANCHORS, BLOCK=16, num_warps=4,
+        )  # fmt: skip
