@@ -1,9 +1,10 @@
 """Random losses on the fused kernels against dense float64 code that shares nothing with them.
 
-    python -m tests.gpu.random_cases --cases 10000     # ends with 1 if one is wrong
-    python -m tests.gpu.random_cases --part 3/16       # one of sixteen processes at the same time
+    python -m tests.gpu.random_cases --kinds 2000 --draws 5    # 10,000 cases; ends with 1 if one is wrong
+    python -m tests.gpu.random_cases --part 3/16               # one of sixteen processes at the same time
 
-Each kind of case compiles kernels of its own, some hundreds in all, for hours of one core.
+Each kind of case compiles kernels of its own, some hundreds in all, for hours of one core; other draws of its
+rows and sizes need no others.
 
 A case is a function, its options, a link, a dtype, ragged shapes, and rows that are random, in a cone, or
 with near-copies and opposites of others. Its loss and all gradients are compared. Prints the largest error of
@@ -32,6 +33,8 @@ SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-24, torch.bfloat16: 2
 """Gradients below are zero."""
 NEAR_TOLERANCE = {torch.float32: 5e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 """Next to copies, where the log-odds are as exact as 1 - c is."""
+ROUNDING = {torch.float32: 2.0**-21, torch.float16: 0.0, torch.bfloat16: 0.0}
+"""Of a unit row where a coefficient is multiplied with it; half types have a larger rounding of their own."""
 FAR_BELOW = -1e4  # a logit whose weight is 0 beside any other
 ROWS = ("random", "cone", "near")
 COLUMNS = (3, 8, 20, 64, 96, 128, 200, 333, 512, 1030)
@@ -54,24 +57,28 @@ WHOLE = Part(0, 1)
 
 
 class Draw:
-    """Choices that one number decides."""
+    """Choices that one number decides, and sizes and rows that a second one changes."""
 
-    def __init__(self, number: int) -> None:
-        self.generator = torch.Generator().manual_seed(number)
+    def __init__(self, number: int, draw: int = 0) -> None:
+        self.kind = torch.Generator().manual_seed(number)
+        self.rows = torch.Generator().manual_seed(crc32(f"{number}.{draw}".encode()))
 
     def among(self, choices):
-        return choices[int(torch.randint(len(choices), (), generator=self.generator))]
+        return choices[int(torch.randint(len(choices), (), generator=self.kind))]
 
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
         """From ``low`` to ``high`` - 1."""
-        return torch.randint(low, high, shape, generator=self.generator)
+        return torch.randint(low, high, shape, generator=self.rows)
 
     def size(self, most: int) -> int:
         """From 1 to ``most``, small ones as often as large ones."""
-        return round(most ** float(torch.rand((), generator=self.generator)))
+        return round(most ** float(self.uniform()))
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=self.rows, dtype=torch.float64)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+        return torch.randn(shape, generator=self.rows, dtype=torch.float64)
 
 
 def draw_rows(draw: Draw, kind: str, count: int, d: int) -> torch.Tensor:
@@ -83,7 +90,7 @@ def draw_rows(draw: Draw, kind: str, count: int, d: int) -> torch.Tensor:
         for _ in range(3):
             i, j = draw.integers(0, count, 2).tolist()
             rows[i] = draw.among((1, 1, -1)) * rows[j] + draw.among((0, 1e-3, 0.1)) * draw.normal(d)
-    return rows * 10 ** (2 * torch.rand(count, 1, generator=draw.generator, dtype=torch.float64) - 1)
+    return rows * 10 ** (2 * draw.uniform(count, 1) - 1)
 
 
 def draw_case(draw: Draw, kind: str, dtype: torch.dtype, limits: Limits, device: str) -> Case:
@@ -117,7 +124,7 @@ def draw_case(draw: Draw, kind: str, dtype: torch.dtype, limits: Limits, device:
             tensors.append(draw_rows(draw, kind, n * m, d).reshape(n, m, d))
             options |= {"in_batch": True} if "ids" in options else {}
     if draw.among((True, False, False)):
-        options["weights"] = torch.rand(n, generator=draw.generator) + 0.5
+        options["weights"] = draw.uniform(n).float() + 0.5
     options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
     return Case(function, [x.to(device, dtype) for x in tensors], options)
 
@@ -138,9 +145,10 @@ def draw_link(draw: Draw, case: Case) -> Link:
     return draw.among(choices)().to(case.tensors[0].device)
 
 
-def dense64(case: Case, link: Link) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], float]:
+def dense64(case: Case, link: Link) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], float, float]:
     """The loss, the gradients of all rows and of the link's parameters, and the size of the terms that the
-    rows' gradient is a sum of: all by plain autograd over the matrix of all pairs of rows, in float64."""
+    rows' gradient is a sum of, as they are and with the radial parts that the normalisation takes away: all
+    by plain autograd over the matrix of all pairs of rows, in float64."""
     rows, anchors = case.rows().requires_grad_(), case.anchors()
     device, link = rows.device, link.double()
     unit = normalize(rows, dim=1, eps=1e-300)
@@ -176,24 +184,25 @@ def dense64(case: Case, link: Link) -> tuple[torch.Tensor, torch.Tensor, list[to
     inputs = [rows, cosine, *link.parameters()]
     grads = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
     link.float()
-    terms = grads[1].abs() * (1 - cosine.detach() ** 2).sqrt()
-    lengths = rows.detach().norm(dim=1)
-    by_row = torch.zeros(len(rows), dtype=torch.float64, device=device)
-    by_row.index_add_(0, torch.tensor(first, dtype=torch.long, device=device), terms.sum(1))
-    size = float(((by_row + terms.sum(0)) / lengths).norm())
-    return total.detach(), grads[0], list(grads[2:]), size
+    lengths, first = rows.detach().norm(dim=1), torch.tensor(first, dtype=torch.long, device=device)
+    sizes = []
+    for terms in (grads[1].abs() * (1 - cosine.detach() ** 2).sqrt(), grads[1].abs()):
+        by_row = terms.sum(0).index_add(0, first, terms.sum(1))
+        sizes.append(float((by_row / lengths).norm()))
+    return total.detach(), grads[0], list(grads[2:]), *sizes
 
 
 def error_of(case: Case, link: Link, backend: str) -> float:
     """The largest error of loss and gradients, as a part of their size; NaN counts as inf."""
-    loss, rows, params, terms = dense64(case, link)
+    loss, rows, params, terms, pulls = dense64(case, link)
     found_loss, found_rows, found_params = case.call(backend, link)
     most = torch.finfo(case.tensors[0].dtype).max  # a gradient beyond it is infinite, or the largest number
     rows, found_rows = (x.clamp(-most, most) for x in (rows, found_rows))
     largest = float(link(torch.ones(1, device=rows.device)).detach().abs().max())
     sizes = [float(loss.abs()) + len(rows) * largest * 1e-2, float(rows.norm()) + terms / 10]
-    underflow = SMALLEST[case.tensors[0].dtype] * math.sqrt(rows.numel())
-    errors = [float((found_loss - loss).abs()), max(0.0, float((found_rows - rows).norm()) - underflow)]
+    dtype = case.tensors[0].dtype
+    allowed = SMALLEST[dtype] * math.sqrt(rows.numel()) + ROUNDING[dtype] * pulls
+    errors = [float((found_loss - loss).abs()), max(0.0, float((found_rows - rows).norm()) - allowed)]
     for one, other in zip(found_params, params, strict=True):
         errors.append(float((one - other).norm()))
         sizes.append(float(other.norm()) + float(loss.abs()) + len(rows) * 1e-2)
@@ -202,9 +211,9 @@ def error_of(case: Case, link: Link, backend: str) -> float:
 
 
 class Outcome(NamedTuple):
-    """Of one case: the number that makes it again, its kind, its error and a line that describes it."""
+    """Of one case: the numbers that make it again, its kind, its error and a line that describes it."""
 
-    number: int
+    number: str
     function: str
     kind: tuple[str, torch.dtype]
     error: float
@@ -216,9 +225,11 @@ class Outcome(NamedTuple):
         return self.error > (NEAR_TOLERANCE if rows == "near" else TOLERANCE)[dtype]
 
 
-def outcome(number: int, limits: Limits, device: str, backend: str, part: Part = WHOLE) -> Outcome | None:
+def outcome(
+    number: int, limits: Limits, device: str, backend: str, part: Part = WHOLE, again: int = 0
+) -> Outcome | None:
     """None for a case of another part."""
-    draw = Draw(number)
+    draw = Draw(number, again)
     rows, dtype = draw.among(ROWS), draw.among(tuple(TOLERANCE))
     case = draw_case(draw, rows, dtype, limits, device)
     link = draw_link(draw, case)
@@ -226,8 +237,8 @@ def outcome(number: int, limits: Limits, device: str, backend: str, part: Part =
         return None
     error = error_of(case, link, backend)
     shapes, options = [list(x.shape) for x in case.tensors], sorted(case.options)
-    about = f"{number}: {error:.1e}, {rows}, {dtype}, {case.function} {shapes} {options}, {link}"
-    return Outcome(number, case.function, (rows, dtype), error, about)
+    about = f"{number}.{again}: {error:.1e}, {rows}, {dtype}, {case.function} {shapes} {options}, {link}"
+    return Outcome(f"{number}.{again}", case.function, (rows, dtype), error, about)
 
 
 def part_of(case: Case, link: Link, parts: int) -> int:
@@ -246,25 +257,27 @@ def wrong_cases(numbers: range, limits: Limits, device: str, backend: str = "tri
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--kinds", type=int, default=2000)
+    parser.add_argument("--draws", type=int, default=5, help="of rows and sizes, for each kind")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first kind")
     parser.add_argument("--most-rows", type=int, default=Limits().rows)
     parser.add_argument("--columns", type=int, nargs="+", default=COLUMNS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--part", default="0/1", help="3/16: the third of sixteen processes, from 0")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="then no case is begun")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then no kind is begun")
     chosen = parser.parse_args()
     part, end = Part(*map(int, chosen.part.split("/"))), time.monotonic() + chosen.seconds
     found, limits = [], Limits(chosen.most_rows, tuple(chosen.columns))
-    for number in range(chosen.first, chosen.first + chosen.cases):
+    for number in range(chosen.first, chosen.first + chosen.kinds):
         if time.monotonic() > end:
-            print(f"stopped before case {number}")
+            print(f"stopped before kind {number}")
             break
-        if one := outcome(number, limits, chosen.device, chosen.backend, part):
-            found.append(one)
-            if one.wrong:
-                print(one.description, flush=True)
+        for again in range(chosen.draws):
+            if one := outcome(number, limits, chosen.device, chosen.backend, part, again):
+                found.append(one)
+                if one.wrong:
+                    print(one.description, flush=True)
     functions = Counter(one.function for one in found)
     print(", ".join(f"{count:,} of {name}" for name, count in sorted(functions.items())))
     for kind in sorted({one.kind for one in found}, key=str):

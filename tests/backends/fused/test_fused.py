@@ -38,7 +38,8 @@ def interpreted():
 
 
 def test_random_cases():
-    found = interpret("tests.gpu.random_cases", "--cases", "20", "--device", "cpu", "--most-rows", "8")
+    cases = "--kinds", "10", "--draws", "2", "--device", "cpu", "--most-rows", "8"
+    found = interpret("tests.gpu.random_cases", *cases)
     assert found == "20 of 20 cases are within the tolerance."
 
 
