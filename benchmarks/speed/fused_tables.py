@@ -30,7 +30,7 @@ def tables(result: dict) -> None:
     if "graphs" in result:
         graphs(result["graphs"])
     if "links" in result:
-        called_and_replayed(result["links"])
+        by_link(result["links"])
     if "contrasts" in result:
         called_and_replayed(result["contrasts"])
     if "tune" in result:
@@ -66,6 +66,20 @@ def graphs(lines: list[dict]) -> None:
     for size, of in by_size(lines).items():
         replayed = (f"{of[STEPS[name]]['ms']:.3f}" for name in GRAPHS)
         row(size, *replayed, *(f"{of[STEPS[name]]['plain_ms']:.2f}" for name in PLAIN))
+
+
+def by_link(lines: list[dict]) -> None:
+    """Milliseconds called plainly, then replayed from a CUDA graph; columns are methods."""
+    methods = list(dict.fromkeys(line["method"] for line in lines))
+    found: dict[str, dict[str, dict]] = {}
+    for line in lines:
+        found.setdefault(f"{line['n']:,} x {line['d']}, {line['dtype']}", {})[line["method"]] = line
+    for what in ("ms", "graph_ms"):
+        print()
+        head("called plainly" if what == "ms" else "replayed", *methods)
+        for size, of in found.items():
+            shown = (of[name].get(what) if name in of else None for name in methods)
+            row(size, *("-" if x is None else f"{x:.2f}" if x >= 0.995 else f"{x:.3f}" for x in shown))
 
 
 def called_and_replayed(lines: list[dict]) -> None:
