@@ -1,5 +1,5 @@
 """Other ways to a scale, tried beside CalibratedLogOdds (docs/studies/calibration.md) and FittedLogOdds
-(docs/studies/matching.md).
+(docs/studies/matching.md), and other losses of the free link, beside NT-Xent (docs/studies/long-training.md).
 
 Links for a study, trained as ``alternatives:Centred`` and so on. Those of calibration look at all pairs at
 once and wait for the device. :class:`Full` and :class:`WithCount` take mean(c^2) as CalibratedLogOdds does,
@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from scipy.special import betaincinv, betaln
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from taufree import CalibratedLogOdds, FittedLogOdds, Link, LogOdds
+from taufree import CalibratedLogOdds, FittedLogOdds, Link, LogOdds, info_nce
 from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import normalize
+from taufree.baselines import Scheme
 from taufree.contrast import Contrast
 from taufree.diagnostics.theory.closed_forms import null_log_odds
 from taufree.links import Measure
@@ -145,3 +147,50 @@ class EachBatch(FittedLogOdds):
     def _measure(self, measure: Measure) -> None:
         self.curvature.zero_()
         super()._measure(measure)
+
+
+class Coarser(LogOdds):
+    """The free link with a thousandfold resolution."""
+
+    def __init__(self) -> None:
+        super().__init__(resolution=1e-1)
+
+
+class Decoupled(Scheme):
+    """NT-Xent of the free link without the positive in the denominator: its gradient never vanishes."""
+
+    def __init__(self) -> None:
+        super().__init__(LogOdds())
+
+    def forward(self, view_a: Tensor, view_b: Tensor) -> Tensor:
+        return self._decoupled(view_a, view_b, None, self.link).mean()
+
+
+class WithPrior(Scheme):
+    """NT-Xent of the free link whose positive is weighted by the number of negatives: nothing to choose.
+
+    The softmax asks which of all candidates is the positive, and says 1/2 once the positive weighs as much as
+    all N negatives together. With the prior log N it says so once the positive weighs as much as an average
+    one, however many there are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LogOdds())
+
+    def forward(self, view_a: Tensor, view_b: Tensor) -> Tensor:
+        against = self._decoupled(view_a, view_b, None, self.link)
+        return softplus(against - math.log(max(1, len(against) - 2))).mean()
+
+
+class FewCandidates(Scheme):
+    """NT-Xent of the free link in which 64 rows of the batch, drawn anew for each step, are the negatives of
+    all anchors."""
+
+    def __init__(self) -> None:
+        super().__init__(LogOdds())
+
+    def forward(self, view_a: Tensor, view_b: Tensor) -> Tensor:
+        n, rows = len(view_a), torch.cat([view_a, view_b])
+        drawn = torch.rand(2 * n, device=rows.device).topk(min(64, 2 * n)).indices
+        own = torch.arange(2 * n, device=rows.device) % n  # neither view of a sample is its own negative
+        return info_nce(rows, rows.roll(-n, 0), rows[drawn], link=self.link, ids=own, negative_ids=own[drawn])

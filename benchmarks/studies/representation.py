@@ -88,10 +88,10 @@ TASKS = {
 }
 
 
-def runs(chosen: argparse.Namespace) -> list[Run]:
+def runs(chosen: argparse.Namespace, tasks: dict[str, Task]) -> list[Run]:
     """Each link with each seed, all links of a seed one after the other."""
     found = []
-    for task in map(TASKS.__getitem__, chosen.tasks):
+    for task in map(tasks.__getitem__, chosen.tasks):
         recipe = find_recipe(task.recipe)
         device, precision = device_and_precision(chosen, recipe)
         settings, _ = choose_settings(recipe, "full", task.given, chosen.set)
@@ -117,24 +117,25 @@ def table(lines: list[dict], task: Task) -> None:
         row(describe(link), *cells, str(found[link][first].seeds), *briefs)
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
+def study(about: str | None, name: str, tasks: dict[str, Task], first: str) -> None:
+    """The command of a study that compares links on tasks; ``first`` is the task if none is named."""
+    parser = parser_of(about)
     parser.add_argument("--data", type=Path, help="folder with the data of the tasks")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=("citeseer",))
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=(first,))
     parser.add_argument("--links", type=parse_links, help="those of the task if not given")
     parser.add_argument("--seeds", type=parse_seeds, help="how many, or 3:5")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="other settings")
     add_precision_option(parser)
-    add_training_options(parser, "representation")
-    add_result_options(parser, "representation")
+    add_training_options(parser, name)
+    add_result_options(parser, name)
     chosen = parser.parse_args()
     if not chosen.table:
-        train_missing(runs(chosen), chosen, thinned)
-    for name, task in TASKS.items():
+        train_missing(runs(chosen, tasks), chosen, thinned)
+    for title, task in tasks.items():
         if lines := task.lines(chosen.results):
-            print(f"\n### {name}\n")
+            print(f"\n### {title}\n")
             table(lines, task)
 
 
 if __name__ == "__main__":
-    main()
+    study(__doc__, "representation", TASKS, "citeseer")

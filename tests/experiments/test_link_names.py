@@ -51,6 +51,22 @@ def test_a_link_of_ones_own(tmp_path, monkeypatch):
     assert make_link("own_links:Warm") is not make_link("own_links:Warm")
 
 
+def test_a_scheme_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "own_schemes.py").write_text(
+        "from taufree import LogOdds\nfrom taufree.baselines import Scheme\n"
+        "class Numbered(Scheme):\n"
+        "    needs = frozenset({'index'})\n"
+        "    def __init__(self): super().__init__(LogOdds())\n"
+        "    def forward(self, view_a, view_b, index):\n"
+        "        return self._decoupled(view_a, view_b, index, self.link).mean()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_links("own_schemes:Numbered,free") == ("own_schemes:Numbered", "free")
+    assert isinstance(make_link("own_schemes:Numbered"), baselines.Scheme)
+    assert link_names.scheme_needs("own_schemes:Numbered") == {"index"}
+    assert describe("own_schemes:Numbered") == "own_schemes:Numbered"
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -59,7 +75,7 @@ def test_a_link_of_ones_own(tmp_path, monkeypatch):
         ("taufree:Temperature", "gave TypeError: "),  # it needs a tau
         ("taufree:Link", "gave NotImplementedError: Link must define logit(cosine, gap, rise)."),
         ("math:pi", "gave TypeError: 'float' object is not callable."),
-        ("collections:OrderedDict", "must be a taufree.Link, got OrderedDict."),
+        ("collections:OrderedDict", "or a taufree.baselines.Scheme, got OrderedDict."),
         (":Warm", "gave ValueError: Empty module name."),
         ("math:", "gave AttributeError: "),
     ],

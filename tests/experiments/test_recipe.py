@@ -39,9 +39,9 @@ def test_a_scheme_that_a_recipe_cannot_serve_is_refused_with_those_that_can():
     ):
         check_links(find_recipe("clip"), ("free", "isogclr", "tau-net"))
     with pytest.raises(
-        ValueError, match=r"the recipe sentences .* with macl:alpha=0.2; these can: .*, digits, "
+        ValueError, match=r"the recipe sentences .* with isogclr:eta=0.1; these can: .*, digits"
     ):
-        check_links(find_recipe("sentences"), ("macl:alpha=0.2",))
+        check_links(find_recipe("sentences"), ("isogclr:eta=0.1",))
 
 
 def test_a_preset_yields_to_what_is_given():

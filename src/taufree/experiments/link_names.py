@@ -15,6 +15,7 @@ from taufree.util.source import source_digest
 
 if TYPE_CHECKING:
     from taufree import Link
+    from taufree.baselines import Scheme
 
 NAMED_LINKS = {
     "free": "LogOdds",
@@ -98,12 +99,13 @@ def is_scheme(name: str) -> bool:
 
 
 def scheme_needs(name: str) -> frozenset[str] | None:
-    """What a scheme that is a loss needs besides two views; None for links.
+    """What a scheme that is a loss, one of the user's own too, needs besides two views; None for links.
 
     >>> scheme_needs("macl"), sorted(scheme_needs("isogclr")), scheme_needs("dystress")
     (frozenset(), ['index'], None)
     """
-    needs: frozenset[str] | None = getattr(_scheme_class(name), "needs", None) if is_scheme(name) else None
+    made = _scheme_class(name) if is_scheme(name) else _imported(name) if OWN in name else None
+    needs: frozenset[str] | None = getattr(made, "needs", None)
     return needs
 
 
@@ -202,9 +204,11 @@ def _scheme_name(name: str) -> str:
     )
 
 
-def _imported(name: str) -> Link:
-    """A user's own link; ValueError with one sentence for whatever is wrong with it."""
+def _imported(name: str) -> Link | Scheme:
+    """A user's own link or scheme; ValueError with one sentence for whatever is wrong with it."""
     import torch
+
+    from taufree.baselines import Scheme
 
     module, _, attribute = name.partition(OWN)
     try:
@@ -216,6 +220,9 @@ def _imported(name: str) -> Link:
             f"links has {name!r}, which must be a class that can be imported, made without arguments "
             f"and called, but gave {type(error).__name__}: {error}."
         ) from error
-    if not isinstance(made, taufree.Link):
-        raise ValueError(f"links has {name!r}, which must be a taufree.Link, got {type(made).__name__}.")
+    if not isinstance(made, (taufree.Link, Scheme)):
+        raise ValueError(
+            f"links has {name!r}, which must be a taufree.Link or a taufree.baselines.Scheme, got "
+            f"{type(made).__name__}."
+        )
     return made
