@@ -38,10 +38,8 @@ def test_a_scheme_that_a_recipe_cannot_serve_is_refused_with_those_that_can():
         ValueError, match=r"the recipe clip cannot be trained with tau-net; these can: digits\."
     ):
         check_links(find_recipe("clip"), ("free", "isogclr", "tau-net"))
-    with pytest.raises(
-        ValueError, match=r"the recipe sentences .* with isogclr:eta=0.1; these can: .*, digits"
-    ):
-        check_links(find_recipe("sentences"), ("isogclr:eta=0.1",))
+    with pytest.raises(ValueError, match=r"the recipe mabel .* with macl:alpha=0.2; these can: .*, digits, "):
+        check_links(find_recipe("mabel"), ("macl:alpha=0.2",))
 
 
 def test_a_preset_yields_to_what_is_given():
