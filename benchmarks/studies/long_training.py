@@ -1,6 +1,7 @@
 """Which part of the free link's gradient does harm in a long training? Each part left out, by task.
 
     PYTHONPATH=benchmarks/studies python -m benchmarks.studies.long_training       # digits, on a CPU
+    ... --tasks digits-long                                                         # eight times as long
     ... --tasks citeseer --data FOLDER --jobs 8                                     # for a GPU
     ... --tasks imagenette --data FOLDER                                            # 800 epochs, for a GPU
     python -m benchmarks.studies.long_training --table                              # only the tables
@@ -19,9 +20,17 @@ from benchmarks.studies.representation import Task, study
 LINKS = tuple(
     f"alternatives:{name}" for name in ("WithPrior", "Decoupled", "FewCandidates", "Coarse", "Coarser")
 )
+BESIDE = ("free", "0.1", "0.25", "0.5", "1", "fitted")
 TASKS = {
-    "digits": Task("digits", {"epochs": 60}, ("knn", "linear"), LINKS, 20, "temperature-schemes.jsonl"),
-    "citeseer": Task("citeseer", {"mask": "nt-xent"}, ("micro", "macro"), LINKS, 14, "representation.jsonl"),
+    "digits": Task(
+        "digits", {"epochs": 60}, ("knn", "linear"), LINKS, 20, "temperature-schemes.jsonl", BESIDE
+    ),
+    "digits-long": Task(
+        "digits", {"epochs": 480}, ("knn", "linear"), ("free", "0.25", "0.5", "fitted", *LINKS[:4]), 10
+    ),
+    "citeseer": Task(
+        "citeseer", {"mask": "nt-xent"}, ("micro", "macro"), LINKS, 14, "representation.jsonl", BESIDE
+    ),
     "imagenette": Task(
         "imagenette",
         {"epochs": 800, "batch_size": 256, "projection": 128},
@@ -29,6 +38,7 @@ TASKS = {
         LINKS,
         1,
         "imagenette.jsonl",
+        (*BESIDE, "calibrated"),
     ),
 }
 

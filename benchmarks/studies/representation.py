@@ -40,7 +40,7 @@ from taufree.experiments.training.run import Run
 @dataclass(frozen=True)
 class Task:
     """A recipe with its settings, the metrics of the table, and the links that are compared; ``earlier`` is
-    the file of another study with lines of the same runs."""
+    the file of another study with lines of the same runs, of which the links ``beside`` are shown, or all."""
 
     recipe: str
     given: dict[str, object]
@@ -48,20 +48,24 @@ class Task:
     links: tuple[str, ...]
     seeds: int
     earlier: str | None = None
+    beside: tuple[str, ...] = ()
 
     def has(self, line: dict) -> bool:
-        same = all(line["settings"].get(name) == value for name, value in self.given.items())
-        return bool(line["recipe"] == self.recipe and same)
+        settings = line.get("settings", {})
+        same = all(settings.get(name) == value for name, value in self.given.items())
+        return bool(line.get("recipe") == self.recipe and same)
 
     def lines(self, results: Path) -> list[dict]:
         """Those of the results, and the earlier ones of seeds and links that these do not have."""
-        found = {
-            (line["link"], line["seed"]): line
-            for path in ([RESULTS / self.earlier] if self.earlier else []) + [results]
-            for line in read(path)
-            if self.has(line) and line["seed"] < self.seeds and line["link"] != UNTRAINED
-        }
-        return list(found.values())
+        earlier = [line for line in read(RESULTS / self.earlier) if self._shows(line)] if self.earlier else []
+        lines = earlier + read(results)
+        return list({(line["link"], line["seed"]): line for line in lines if self.has(line)}.values())
+
+    def _shows(self, line: dict) -> bool:
+        """Whether an earlier line is shown."""
+        link = line.get("link", UNTRAINED)
+        beside = not self.beside or link in (*self.links, *self.beside)
+        return link != UNTRAINED and beside and line["seed"] < self.seeds
 
 
 def dcrec(dataset: str) -> Task:

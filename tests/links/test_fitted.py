@@ -59,14 +59,16 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", ["pairs", "views"])
+@pytest.mark.parametrize("name", ["pairs", "views", "float16 keys"])
 @pytest.mark.parametrize("n", [3, 60, 500])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_a_plain_contrast_is_measured_at_once_as_part_by_part(name, n, dtype):
-    """With a short row, an identical and an opposite pair."""
+    """With a short row, an identical and an opposite pair; keys of float16 are of lengths that it has, but
+    that others would take for longer than they may be."""
     a, b = pairs(n)
     a[0], b[1], b[2] = 0, a[1], -a[2]
-    contrast, link = CONTRASTS[name](a.to(dtype), b.to(dtype)), LogOdds(2.0)
+    b = (b * 1e-4).half() if name == "float16 keys" else b.to(dtype)
+    contrast, link = CONTRASTS[name.replace("float16 keys", "pairs")](a.to(dtype), b), LogOdds(2.0)
     assert likelihood.plain(contrast)
     sample = likelihood.AnchorSample(contrast, link)
     sample.add_own()

@@ -256,6 +256,11 @@ def calibrated(view):
     return losses, gains
 
 
+def finest():
+    """At the finest resolution that the kernels take an opposite pair must not have the logarithm of 0."""
+    return FittedLogOdds(1e-7)
+
+
 def fitted():
     """States of fitted links after some steps, measured by torch in float64 and by the kernels; the last
     number is how many steps the kernels took."""
@@ -267,6 +272,7 @@ def fitted():
         (FittedLogOdds, "views", torch.bfloat16, N, D),
         (FittedTemperature, "ids", torch.float16, N, D),
         (FittedTemperature, "pairs", torch.float32, 150, 3),  # of which 128 anchors are taken
+        (finest, "views", torch.float32, 14, 9),
     ]
     found = {}
     for kind, name, dtype, n, d in cases:

@@ -50,8 +50,10 @@ def of_rows(contrast: Contrast, link: Link) -> Likelihood:
     n, anchors, keys = contrast.n, contrast.anchors, contrast.keys
     dtype, index = result_dtype(*contrast.inputs), _sample(n, anchors.device)
     place = (index + contrast.shift) % n if contrast.shift else index
-    rows = anchors if keys is None else torch.cat([keys, anchors.index_select(0, index)])
-    unit = unit_rows(rows, wide_dtype(anchors.device))
+    rows = [anchors] if keys is None else [keys, anchors.index_select(0, index)]
+    if len({x.dtype for x in rows}) == 1:  # else each has its own shortest length
+        rows = [torch.cat(rows)]
+    unit = torch.cat([unit_rows(x, wide_dtype(anchors.device)) for x in rows])
     origin = (unit.index_select(0, index) if keys is None else unit[n:]).mean(0)
     moved, square = _around(origin, unit, dtype)
     half = square.div_(2)

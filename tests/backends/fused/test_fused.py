@@ -4,18 +4,26 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from taufree import LogOdds
+from taufree import Link, LogOdds
 from taufree.backends import fused
-from taufree.contrast import Contrast
+from taufree.contrast import Bias, Contrast
+from taufree.links import Gain
 from taufree.links.fitted import FIRST_STEPS
 from tests.support.fused_cases import TOLERANCE
 from tests.support.interpreted_kernels import CASES, EACH, SCALED, TRACKED
 from tests.support.paths import ROOT
+
+
+class Cubic(Link):
+    def logit(self, cosine, gap, rise):
+        return cosine**3
 
 
 def interpret(*arguments):
@@ -38,7 +46,7 @@ def interpreted():
 
 
 def test_random_cases():
-    cases = "--kinds", "10", "--draws", "2", "--device", "cpu", "--most-rows", "8"
+    cases = "--kinds", "20", "--draws", "1", "--device", "cpu", "--most-rows", "8"
     found = interpret("tests.gpu.random_cases", *cases)
     assert found == "20 of 20 cases are within the tolerance."
 
@@ -163,3 +171,32 @@ def test_the_schemas_name_the_arguments_in_their_order():
 )
 def test_says_what_it_cannot_do(contrast, link, reason):
     assert reason in fused.unsupported(contrast, link)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"queue": torch.ones(2, 3)}, "a queue"),
+        ({"own_negatives": torch.ones(4, 2, 3)}, "negatives of one anchor each"),
+        ({"in_batch": False, "queue": torch.ones(2, 3)}, "a queue alone"),
+        ({"keys": None, "labels": torch.zeros(4)}, "labels"),
+        ({"bias": Bias(0.0, None, True)}, "the sigmoid loss"),
+        ({"anchors": torch.ones(4, 3, dtype=torch.float64)}, "float64"),
+        ({"anchors": torch.ones(1, 2**22 + 1), "keys": torch.ones(1, 2**22 + 1)}, "size"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_the_kernels_do_not_fit_is_left_to_torch(changed, why, monkeypatch):
+    monkeypatch.setattr(fused, "machine", lambda *_: None)
+    plain, gain = Contrast(torch.ones(4, 3), torch.ones(4, 3)), Gain(*torch.zeros(3), 1.0)
+    assert fused.can_fit(plain, LogOdds(), gain)
+    assert not fused.can_fit(plain, Cubic(), gain)
+    assert not fused.can_fit(plain, LogOdds(), gain._replace(log_gain=torch.zeros((), device="meta")))
+    assert not fused.can_fit(replace(plain, **changed), LogOdds(), gain), why
+
+
+def test_tensors_without_memory_are_fitted_by_torch(monkeypatch):
+    monkeypatch.setattr(fused, "machine", lambda *_: None)
+    with FakeTensorMode():
+        rows = torch.ones(4, 3)
+        assert not fused.can_fit(Contrast(rows, rows), LogOdds(), Gain(*torch.zeros(3), 1.0))

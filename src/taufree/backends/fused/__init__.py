@@ -18,7 +18,7 @@ from taufree.links import Gain, Link, LogOdds, Temperature
 MAX_COLUMNS = 4096  # of an input: a row must fit the registers of a block
 # The smallest resolution above the rounding of a tile: of half-precision inputs, and of others.
 MIN_RESOLUTION = {True: 1e-5, False: 1e-7}
-MAX_FITTED = 2**22  # numbers of an input; of more the kernels of the loss take longer than the launches
+MAX_FITTED = 2**22  # numbers of an input; of more, the launches that kernels save matter less
 MAX_BITS = 1000  # weights are 2^-1000 to 2^1000, so that float64 holds their sums; others count as these
 
 
@@ -93,8 +93,12 @@ def can_fit(contrast: Contrast, link: Link, gain: Gain) -> bool:
         return False
     if gain.log_gain.device != anchors.device:  # before the first step
         return False
-    half_or_single = all(x is None or x.dtype.itemsize <= 4 for x in (anchors, keys))
-    return half_or_single and machine(anchors.device.type, anchors.device.index) is None
+    given = [x for x in (anchors, keys, contrast.ids, gain.log_gain) if x is not None]
+    if any(type(x.data) is not Tensor for x in given):  # fake tensors and the like have no memory
+        return False
+    if any(x.dtype.itemsize > 4 for x in (anchors, keys) if x is not None):
+        return False
+    return machine(anchors.device.type, anchors.device.index) is None
 
 
 def loss(contrast: Contrast, link: Link, weights: Tensor | float | None) -> Tensor:

@@ -29,11 +29,12 @@ def step(contrast: Contrast, link: Link, gain: Gain) -> None:
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         start(
             kernels.sample_logits, programs * -(-sample // BM), x, y, ids, scale, parts, shortest(x.dtype),
-            shortest(y.dtype), n, sample, contrast.shift, programs, formula.resolution,
+            shortest(y.dtype), n, sample, contrast.shift, programs, float(formula.resolution),
             D=x.shape[1], LINEAR=formula.kind == "linear", ALONE=contrast.keys is None,
             IDS=contrast.ids is not None, PAD=MAX_ANCHORS, BM=BM, BN=BN, BK=BK, num_warps=4,
         )  # fmt: skip
         start(
             kernels.newton, 1, parts, scale, gain.log_gain, gain.curvature, gain.far_in_a_row, n, sample,
-            programs, gain.largest, MAX_PROGRAMS=MAX_PROGRAMS, PAD=MAX_ANCHORS, BLOCK=16, num_warps=4,
+            programs, float(gain.largest), MAX_PROGRAMS=MAX_PROGRAMS, PAD=MAX_ANCHORS, BLOCK=16, num_warps=4,
         )  # fmt: skip
+    torch.autograd.graph.increment_version((gain.log_gain, gain.curvature, gain.far_in_a_row))

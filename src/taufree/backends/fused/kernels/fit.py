@@ -91,7 +91,7 @@ def sample_logits(x, y, ids, scale, parts, x_least, y_least, N, sample, shift, p
         if IDS:
             apart = tl.load(ids + row, here, 0)[:, None] != tl.load(ids + j, inside, 0)[None, :]
             counted &= apart | positive
-        logit = -gap if LINEAR else tl.log((2.0 + delta - gap) / (gap + delta))
+        logit = -gap if LINEAR else tl.log(((2.0 - gap) + delta) / (gap + delta))
         logit = tl.where(counted, logit, 0.0)
         scaled = tl.where(counted, times * logit, float("-inf"))
         now = tl.maximum(top, tl.max(scaled, 1))
