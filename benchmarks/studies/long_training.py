@@ -36,7 +36,7 @@ TASKS = {
         {"epochs": 800, "batch_size": 256, "projection": 128},
         ("knn", "linear"),
         LINKS,
-        1,
+        2,
         "imagenette.jsonl",
         (*BESIDE, "calibrated"),
     ),

@@ -32,7 +32,12 @@ from benchmarks.support.training import device_and_precision, train_missing
 from taufree.experiments.link_names import describe, in_order, parse_links
 from taufree.experiments.recipe import choose_settings
 from taufree.experiments.registry import find_recipe
-from taufree.experiments.report.statistics import against_best_temperature, difference, spreads
+from taufree.experiments.report.statistics import (
+    Difference,
+    against_best_temperature,
+    difference,
+    spreads,
+)
 from taufree.experiments.settings import parse_seeds
 from taufree.experiments.training.run import Run
 
@@ -108,17 +113,31 @@ def runs(chosen: argparse.Namespace, tasks: dict[str, Task]) -> list[Run]:
 
 
 def table(lines: list[dict], task: Task) -> None:
-    """Markdown: one row for each link with its paired differences to free and to the best temperature."""
+    """Markdown: one row for each link, then its paired differences to free and to the best temperature."""
     found = spreads(lines)
-    first = task.metrics[0]
-    best = {gap.first: gap for gap in against_best_temperature(lines) if gap.metric == first}
-    name = describe(next(iter(best.values())).second) if best else "the best temperature"
-    head("link", *task.metrics, "seeds", f"{first} minus free", f"{first} minus {name}")
-    for link in in_order(set(found)):
+    links = in_order(set(found))
+    head("link", *task.metrics, "seeds")
+    for link in links:
         cells = [str(found[link][metric]) for metric in task.metrics]
-        gaps = (difference(lines, first, link, "free") if link != "free" else None, best.get(link))
-        briefs = [(f"**{gap.brief()}**" if gap.clear else gap.brief()) if gap else "" for gap in gaps]
-        row(describe(link), *cells, str(found[link][first].seeds), *briefs)
+        row(describe(link), *cells, str(found[link][task.metrics[0]].seeds))
+    best = {(gap.metric, gap.first): gap for gap in against_best_temperature(lines)}
+    print()
+    head("link", *(f"{metric} minus {other}" for metric in task.metrics for other in ("free", "best tau")))
+    for link in links:
+        gaps = [
+            gap
+            for metric in task.metrics
+            for gap in (
+                difference(lines, metric, link, "free") if link != "free" else None,
+                best.get((metric, link)),
+            )
+        ]
+        row(describe(link), *(_brief(gap) if gap else "" for gap in gaps))
+
+
+def _brief(gap: Difference) -> str:
+    temperature = "" if gap.second == "free" else f", {describe(gap.second)}"
+    return f"**{gap.brief()}**{temperature}" if gap.clear else gap.brief() + temperature
 
 
 def study(about: str | None, name: str, tasks: dict[str, Task], first: str) -> None:
