@@ -30,6 +30,8 @@ LINKS: dict[str, Callable[[], taufree.Link]] = {
     "gain": lambda: taufree.LogOdds(gain=2.0),
     "tau": lambda: taufree.Temperature(0.1),
     "learned": lambda: taufree.LearnableTemperature(0.1),
+    "fitted": taufree.FittedLogOdds,
+    "fitted tau": taufree.FittedTemperature,
 }
 
 
@@ -67,15 +69,16 @@ def cases() -> list[tuple[str, str, torch.dtype, bool]]:
     found += [(contrast, "learned", bf16, False) for contrast in ("everything", "labels")]
     found += [(contrast, "odds", fp16, False) for contrast in ("everything", "labels")]
     found += [(contrast, "odds", fp32, False) for contrast in ("everything", "views", "labels")]
+    found += [("symmetric", "fitted", bf16, False), ("views", "fitted tau", fp32, False)]
     return [*found, ("everything", "tau", fp32, False)]
 
 
 def check(contrast: str, link_name: str, dtype: torch.dtype, deterministic: bool) -> float:
     """The worst relative error of a gradient against the reference; NaN if one is NaN."""
     leaves, loss = losses(72 if dtype == torch.bfloat16 else 200, dtype)[contrast]
-    link = LINKS[link_name]().to("cuda")
     found = {}
     for backend in ("reference", "triton"):
+        link = LINKS[link_name]().to("cuda")
         torch.use_deterministic_algorithms(deterministic and backend == "triton")
         value = loss(*leaves, link=link, backend=backend) * 1024  # or gradients in float16 underflow
         found[backend] = torch.autograd.grad(value, [*leaves, *link.parameters()])
