@@ -17,7 +17,7 @@ from scipy.special import betaincinv, betaln
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from taufree import CalibratedLogOdds, FittedLogOdds, FittedTemperature, Link, LogOdds, Temperature, info_nce
+from taufree import CalibratedLogOdds, FittedLogOdds, Link, LogOdds, info_nce
 from taufree.backends.measure import ContrastMeasure
 from taufree.backends.numerics import normalize
 from taufree.baselines import Scheme
@@ -194,27 +194,3 @@ class FewCandidates(Scheme):
         drawn = torch.rand(2 * n, device=rows.device).topk(min(64, 2 * n)).indices
         own = torch.arange(2 * n, device=rows.device) % n  # neither view of a sample is its own negative
         return info_nce(rows, rows.roll(-n, 0), rows[drawn], link=self.link, ids=own, negative_ids=own[drawn])
-
-
-class DecoupledFitted(Scheme):
-    """CLIP's loss with a fitted gain and without the positive in the denominator."""
-
-    def __init__(self) -> None:
-        super().__init__(FittedLogOdds(), pairs=True)
-
-    def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
-        return self._decoupled(view_a, view_b, ids, self.link).mean()
-
-
-class DecoupledFittedTemperature(DecoupledFitted):
-    """The same with a fitted temperature."""
-
-    def __init__(self) -> None:
-        Scheme.__init__(self, FittedTemperature(), pairs=True)
-
-
-class DecoupledTemperature(DecoupledFitted):
-    """The same with a temperature of 0.05, the best of a grid with the positive in the denominator."""
-
-    def __init__(self) -> None:
-        Scheme.__init__(self, Temperature(0.05), pairs=True)

@@ -7,10 +7,10 @@
     python -m benchmarks.studies.long_training --table                              # only the tables
 
 The losses are those of alternatives.py: without the positive in the denominator (Decoupled), with few
-negatives (FewCandidates), with a coarse resolution (Coarse, Coarser), and with the prior that one of N is
-the positive (WithPrior), which has nothing to choose. They are compared with the lines of earlier studies of
-the same recipe, settings and seeds. Writes benchmarks/results/long-training.jsonl, the raw lines with every
-twentieth epoch of their curves.
+negatives (FewCandidates), with a coarse resolution (Coarse, Coarser), and with even odds for the positive
+against all negatives (WithPrior), which has nothing to choose. They are compared with the lines of earlier
+studies of the same recipe, settings and seeds. Writes benchmarks/results/long-training.jsonl, the raw lines
+with every twentieth epoch of their curves.
 """
 
 from __future__ import annotations

@@ -132,12 +132,16 @@ def table(lines: list[dict], task: Task) -> None:
                 best.get((metric, link)),
             )
         ]
-        row(describe(link), *(_brief(gap) if gap else "" for gap in gaps))
+        shown = (
+            brief(gap) + (f", {describe(gap.second)}" if i % 2 else "") if gap else ""
+            for i, gap in enumerate(gaps)
+        )
+        row(describe(link), *shown)
 
 
-def _brief(gap: Difference) -> str:
-    temperature = "" if gap.second == "free" else f", {describe(gap.second)}"
-    return f"**{gap.brief()}**{temperature}" if gap.clear else gap.brief() + temperature
+def brief(gap: Difference) -> str:
+    """Bold if it is beyond noise."""
+    return f"**{gap.brief()}**" if gap.clear else gap.brief()
 
 
 def study(about: str | None, name: str, tasks: dict[str, Task], first: str) -> None:

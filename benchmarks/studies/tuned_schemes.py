@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.studies.matching import recorded, settings_of
+from benchmarks.studies.representation import brief
 from benchmarks.support.lines import read, thinned
 from benchmarks.support.markdown import head, row
 from benchmarks.support.options import add_result_options, add_training_options, parser_of
@@ -104,13 +105,18 @@ def table(lines: list[dict], task: Task) -> None:
     for metric in task.metrics:
         rivals = [name for name in RIVALS if metric in found.get(name, {})]
         print()
-        head("scheme", f"best setting, {metric}", metric, *(f"minus {name}" for name in ("default", *rivals)))
+        others = (f"minus {name}" for name in ("default", *rivals))
+        head("scheme", f"best setting, {metric}", metric, "seeds", *others)
         for name, best in best_settings(lines, task).items():
+            if best not in found:  # not trained with the counted seeds yet
+                continue
             leads = [difference(counted, metric, best, other) for other in (name, *rivals)]
-            shown = ["-" if one is None else "" if one.first == one.second else one.brief() for one in leads]
-            row(name, best if best != name else "the default", str(found[best][metric]), *shown)
+            shown = ["-" if one is None else "" if one.first == one.second else brief(one) for one in leads]
+            of = found[best][metric]
+            row(name, best if best != name else "the default", str(of), str(of.seeds), *shown)
         for name in rivals:
-            row(name, "", str(found[name][metric]), *("" for _ in range(len(rivals) + 1)))
+            of = found[name][metric]
+            row(name, "", str(of), str(of.seeds), *("" for _ in range(len(rivals) + 1)))
 
 
 def main() -> None:

@@ -56,13 +56,17 @@ def test_a_scheme_of_ones_own(tmp_path, monkeypatch):
         "from taufree import LogOdds\nfrom taufree.baselines import Scheme\n"
         "class Numbered(Scheme):\n"
         "    needs = frozenset({'index'})\n"
-        "    def __init__(self): super().__init__(LogOdds())\n"
+        "    def __init__(self, samples, pairs=False):\n"
+        "        super().__init__(LogOdds(), pairs=pairs)\n"
+        "        self.samples = samples\n"
         "    def forward(self, view_a, view_b, index):\n"
         "        return self._decoupled(view_a, view_b, index, self.link).mean()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert parse_links("own_schemes:Numbered,free") == ("own_schemes:Numbered", "free")
-    assert isinstance(make_link("own_schemes:Numbered"), baselines.Scheme)
+    made = make_link("own_schemes:Numbered", samples=7, pairs=True)
+    assert isinstance(made, baselines.Scheme)
+    assert (made.samples, made.pairs) == (7, True)
     assert link_names.scheme_needs("own_schemes:Numbered") == {"index"}
     assert describe("own_schemes:Numbered") == "own_schemes:Numbered"
 

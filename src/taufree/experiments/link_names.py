@@ -67,13 +67,12 @@ def make_link(name: str, *, pairs: bool = False, samples: int | None = None) -> 
     >>> make_link("0.1"), make_link("gain=2"), make_link("dystress:low=0.1")
     (Temperature(tau=0.1), LogOdds(gain=2.0, resolution=0.0001), DySTreSS(low=0.1, high=0.2))
     """
+    recipes = {"pairs": pairs, "samples": samples, "gather_distributed": True}
     if is_scheme(name):
         made = _scheme_class(name)
-        takes = inspect.signature(made).parameters
-        recipes = {"pairs": pairs, "samples": samples, "gather_distributed": True}
-        return made(**{key: value for key, value in recipes.items() if key in takes}, **_settings(name))
+        return made(**_taken(made, recipes), **_settings(name))
     if OWN in name:
-        return _imported(name)
+        return _imported(name, recipes)
     if name.startswith(GAIN):
         return taufree.LogOdds(float(name.removeprefix(GAIN)))
     tau = temperature_of(name)
@@ -204,7 +203,13 @@ def _scheme_name(name: str) -> str:
     )
 
 
-def _imported(name: str) -> Link | Scheme:
+def _taken(made: Any, recipes: dict[str, Any]) -> dict[str, Any]:
+    """Of what a recipe has for a scheme, the arguments that it takes."""
+    takes = inspect.signature(made).parameters
+    return {key: value for key, value in recipes.items() if key in takes}
+
+
+def _imported(name: str, recipes: dict[str, Any] | None = None) -> Link | Scheme:
     """A user's own link or scheme; ValueError with one sentence for whatever is wrong with it."""
     import torch
 
@@ -212,7 +217,9 @@ def _imported(name: str) -> Link | Scheme:
 
     module, _, attribute = name.partition(OWN)
     try:
-        made = getattr(importlib.import_module(module), attribute)()
+        found = getattr(importlib.import_module(module), attribute)
+        scheme = isinstance(found, type) and issubclass(found, Scheme)
+        made = found(**_taken(found, recipes or {"samples": 1})) if scheme else found()
         if isinstance(made, taufree.Link):
             made(torch.zeros(1))
     except Exception as error:  # a user's code may raise anything

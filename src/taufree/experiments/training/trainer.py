@@ -135,9 +135,9 @@ class Training:
         self.run, self.recipe = run, recipe
         self.fabric = ranks.make_fabric(run)
         self.fabric.launch()
+        recipe.needed = scheme_needs(run.link) or frozenset()  # which may make a link of the user's own
         seed_everything(run.seed, "weights")
         several = ranks.world() > 1
-        recipe.needed = scheme_needs(run.link) or frozenset()
         self.weights = synchronised(recipe.model(), self.fabric.device) if several else recipe.model()
         self.link: Any = make_link(run.link, pairs=recipe.pairs, samples=recipe.sample_count)
         self.link.to(self.fabric.device)
