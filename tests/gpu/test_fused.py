@@ -171,7 +171,7 @@ def test_memory_grows_with_the_rows_not_their_square():
     ("name", "shape", "dtype"),
     [
         *((name, (700, 200), torch.float32) for name in FIT_LOSSES),
-        ("pairs", (5000, 130), torch.bfloat16),
+        ("pairs", (4000, 130), torch.bfloat16),
         ("views", (40, 16), torch.float16),
     ],
     ids=str,

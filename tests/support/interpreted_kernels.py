@@ -264,19 +264,22 @@ def finest():
 def fitted():
     """States of fitted links after some steps, measured by torch in float64 and by the kernels; the last
     number is how many steps the kernels took."""
-    by_kernels, kernels = [], fit.step
+    by_kernels, kernels, programs = [], fit.step, fit.MAX_PROGRAMS
     fit.step = lambda *arguments: by_kernels.append(kernels(*arguments))
     cases = [(FittedLogOdds, name, torch.float32, 14, 9) for name in FIT_LOSSES]
     cases += [
         (FittedTemperature, "cone", torch.float32, 14, 9),
         (FittedLogOdds, "views", torch.bfloat16, N, D),
         (FittedTemperature, "ids", torch.float16, N, D),
-        (FittedTemperature, "pairs", torch.float32, 150, 3),  # of which 128 anchors are taken
+        # Of which 128 anchors are taken; here a program has several blocks of their candidates.
+        (FittedTemperature, "pairs", torch.float32, 150, 3),
+        (FittedLogOdds, "views", torch.float32, 70, 3),
         (finest, "views", torch.float32, 14, 9),
     ]
     found = {}
     for kind, name, dtype, n, d in cases:
         by_kernels.clear()
+        fit.MAX_PROGRAMS = 2 if n > N else programs
         states = [fit_steps(kind, name, n, d, dtype, exactly=exactly) for exactly in (True, False)]
         found[f"{kind.__name__}, {name}, {n}, {str(dtype)[6:]}"] = [*states, len(by_kernels)]
     return found

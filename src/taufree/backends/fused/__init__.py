@@ -18,7 +18,7 @@ from taufree.links import Gain, Link, LogOdds, Temperature
 MAX_COLUMNS = 4096  # of an input: a row must fit the registers of a block
 # The smallest resolution above the rounding of a tile: of half-precision inputs, and of others.
 MIN_RESOLUTION = {True: 1e-5, False: 1e-7}
-MAX_FITTED = 2**22  # numbers of an input; of more, the launches that kernels save matter less
+MAX_FITTED = 4096  # anchors; with more, the launches that kernels save matter less
 MAX_BITS = 1000  # weights are 2^-1000 to 2^1000, so that float64 holds their sums; others count as these
 
 
@@ -83,9 +83,7 @@ machine._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def can_fit(contrast: Contrast, link: Link, gain: Gain) -> bool:
     """Whether kernels can take the step of a fitted gain (fit.py): of pairs or views, with or without ids."""
     anchors, keys = contrast.anchors, contrast.keys
-    if torch.compiler.is_compiling() or transformed() or link.formula is None:
-        return False
-    if anchors.numel() > MAX_FITTED:
+    if torch.compiler.is_compiling() or transformed() or link.formula is None or contrast.n > MAX_FITTED:
         return False
     if not contrast.in_batch or contrast.labels is not None or contrast.queue is not None:
         return False
