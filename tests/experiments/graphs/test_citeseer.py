@@ -74,6 +74,18 @@ def test_a_step_is_nt_xent_of_the_two_views_projections():
     assert not torch.allclose(*views)
 
 
+def test_schemes_get_the_nodes_numbers_and_what_the_network_predicts():
+    samples, predicted, free = (begun(link=link) for link in ("isogclr", "tau-net", "free"))
+    assert samples.link.tau.shape == (1, 60)
+    samples.train_epoch()
+    assert (samples.link.log_u > -torch.inf).all()
+    own = predicted.weights.state_dict()
+    assert all(torch.equal(own.pop(name), value) for name, value in free.weights.state_dict().items())
+    assert set(own) == {"uncertainty.weight", "uncertainty.bias"}
+    predicted.train_epoch()
+    assert predicted.weights.uncertainty.weight.grad.abs().max() > 0
+
+
 def test_links_of_a_seed_are_paired_and_a_seed_trains():
     free, tau = begun(link="free"), begun(link="0.5")
     assert all(map(torch.equal, free.weights.parameters(), tau.weights.parameters()))

@@ -111,6 +111,27 @@ def test_views_share_the_statistics_of_batch_norms_if_they_go_together(folder, t
     assert (step.loss.item() == pytest.approx(apart.item(), rel=1e-4)) is not together
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_scheme_hears_which_images_a_batch_has(folder, together, stays, monkeypatch):
+    monkeypatch.setattr(image_recipe, "fits", lambda *_: stays)
+    training = begun(tiny(folder, "isogclr", together=together))
+    batch = next(iter(training.recipe.batches(0, torch.Generator().manual_seed(0))))
+    training.recipe.step(training.weights, batch, training.link)
+    seen = (training.link.log_u > -torch.inf).nonzero()[:, 1]
+    assert (training.link.log_u.shape, seen.tolist()) == ((1, 20), batch[-1].sort()[0].tolist())
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_network_predicts_what_a_scheme_needs_and_is_the_same_otherwise(folder, together):
+    training, free = (begun(tiny(folder, link, together=together)) for link in ("tau-net", "free"))
+    own = training.weights.state_dict()
+    assert all(torch.equal(own.pop(name), value) for name, value in free.weights.state_dict().items())
+    assert set(own) == {"uncertainty.weight", "uncertainty.bias"}
+    training.train_epoch()
+    assert training.weights.uncertainty.weight.grad.abs().max() > 0
+
+
 def test_batches_use_a_training_image_once_and_depend_on_the_generator_alone(folder):
     recipe = begun(tiny(folder)).recipe
     first, second, other = (

@@ -64,7 +64,7 @@ class CiteSeer(Accelerated):
         "quick": Preset(seeds=2, settings={"epochs": 3, "probe_epochs": 500}),
     }
     acceleration = Acceleration(recorded_steps=True)
-    serves: ClassVar = frozenset()
+    serves: ClassVar = frozenset({"index", "uncertainty"})
 
     settings: CiteSeerSettings
 
@@ -74,16 +74,22 @@ class CiteSeer(Accelerated):
     def load(self, data: Path | None) -> None:
         self.graph = load_citeseer(data)
 
+    @property
+    def sample_count(self) -> int:
+        return len(self.graph.labels)
+
     def model(self) -> nn.Module:
-        return Grace(self.graph)
+        return Grace(self.graph, uncertainty="uncertainty" in self.needed)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
 
-    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One batch: the edges and columns that two views of the whole graph keep."""
+    def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
+        """One batch: the edges and columns that two views of the whole graph keep, and the nodes' numbers for
+        schemes that need them."""
         chosen = self.settings
-        yield draw_views(self.graph, edges=chosen.edges, columns=chosen.columns, generator=generator)
+        views = draw_views(self.graph, edges=chosen.edges, columns=chosen.columns, generator=generator)
+        yield (*views, torch.arange(self.sample_count)) if "index" in self.needed else views
 
     def loss(self, view_a: Tensor, view_b: Tensor, link: Link | Scheme, **inputs: Tensor) -> Tensor:
         if self.settings.mask == "pygcl":
@@ -93,8 +99,11 @@ class CiteSeer(Accelerated):
         return super().loss(view_a, view_b, link, **inputs)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        a, b = model(*batch)[1].chunk(2)
-        return Step(self.loss(a, b, link), observe_views(a, b, link, anchors=64))
+        kept_edges, kept_columns, *index = batch
+        _, projections, *uncertainty = model(kept_edges, kept_columns)
+        a, b = projections.chunk(2)
+        inputs = dict(zip(sorted(self.needed), [*index, *uncertainty], strict=True))
+        return Step(self.loss(a, b, link, **inputs), observe_views(a, b, link, anchors=64))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         nodes, columns = self.graph.features.shape

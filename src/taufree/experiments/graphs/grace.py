@@ -144,6 +144,7 @@ class Grace(nn.Module):
     """Two graph convolutions with ReLU, and a projector that the loss looks at.
 
     The graph belongs to the network, as a full-batch network sees no other; it is not saved with the weights.
+    With ``uncertainty`` the projector has one more output, for the scheme TaU.
     """
 
     features: Tensor
@@ -152,12 +153,14 @@ class Grace(nn.Module):
     starts: Tensor
     counts: Tensor
 
-    def __init__(self, graph: Graph, width: int = 32) -> None:
+    def __init__(self, graph: Graph, width: int = 32, *, uncertainty: bool = False) -> None:
         super().__init__()
         nodes, columns = graph.features.shape
         self.first = GCNConv(columns, width, normalize=False)
         self.second = GCNConv(width, width, normalize=False)
         self.projector = nn.Sequential(nn.Linear(width, width), nn.ELU(), nn.Linear(width, width))
+        # Last, so that all other weights of a seed are the same with and without it.
+        self.uncertainty = nn.Linear(width, 1) if uncertainty else None
         # GCN's loop at each node comes last and is never dropped, so that no degree is 0.
         loops = torch.arange(nodes).expand(2, -1)
         row, word = graph.features.nonzero(as_tuple=True)
@@ -172,8 +175,9 @@ class Grace(nn.Module):
         for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
 
-    def forward(self, kept_edges: Tensor, kept_columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and projections of V views at once, both [V * N, width], one view after the other.
+    def forward(self, kept_edges: Tensor, kept_columns: Tensor) -> tuple[Tensor, ...]:
+        """Features and projections of V views at once, both [V * N, width], one view after the other, and
+        their uncertainties [V * N].
 
         The views are one graph of V parts that no edge connects.
 
@@ -189,7 +193,9 @@ class Grace(nn.Module):
         inputs = self._first_product(kept_columns.to(dtype))
         hidden = self.first.propagate(edges, x=inputs, edge_weight=weight) + self.first.bias
         features = self.second(hidden.relu(), edges, weight).relu()
-        return features, self.projector(features)
+        inner = self.projector[:-1](features)
+        found = features, self.projector[-1](inner)
+        return found if self.uncertainty is None else (*found, self.uncertainty(inner).squeeze(1))
 
     def _first_product(self, kept: Tensor) -> Tensor:
         """The masked features times the first layer's weight, [V * N, width]."""

@@ -177,7 +177,8 @@ class ImageRecipe(ImagesOnDevice):
     settings: ViewSettings
 
     def batches(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, ...]]:
-        """Images, or where they are on the device their numbers, and the parameters of two views of each.
+        """Images, or where they are on the device their numbers, and the parameters of two views of each; for
+        schemes that need them the images' numbers too.
 
         Everything random of the epoch is drawn, and moved to the device, at once.
         """
@@ -189,6 +190,8 @@ class ImageRecipe(ImagesOnDevice):
             sizes.flatten(0, 1), generator, blur=self.settings.blur, smallest=self.smallest
         )
         parts = [part.view(self.steps, 2 * size, *part.shape[1:]).to(self._device) for part in drawn]
+        if "index" in self.needed:
+            parts.append(order.to(self._device))
         for step, images in enumerate(self._sent(order)):
             yield images, *(part[step] for part in parts)
 
@@ -196,7 +199,12 @@ class ImageRecipe(ImagesOnDevice):
         """The first views of a batch's images and then the second ones, [2N, 3, crop, crop]."""
         images, *drawn = batch
         lines = self._lines_of(images)
-        return self._augment(torch.cat([lines, lines]), Parameters(*drawn))
+        parameters = Parameters(*drawn[: len(Parameters._fields)])
+        return self._augment(torch.cat([lines, lines]), parameters)
+
+    def numbers(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of a batch's images, if the scheme needs them."""
+        return batch[1 + len(Parameters._fields) :]
 
     def embed(self, model: nn.Module, views: Tensor) -> Tensor:
         """The features that are judged, [N, D]."""

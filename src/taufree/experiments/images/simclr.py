@@ -61,9 +61,12 @@ class SimCLRSettings(ViewSettings):
 
 
 class SimCLREncoder(nn.Module):
-    """A ResNet-18 to 512 features, and SimCLR's head to the numbers that the loss compares."""
+    """A ResNet-18 to 512 features, and SimCLR's head to the numbers that the loss compares.
 
-    def __init__(self, *, small_stem: bool, projection: int = 128) -> None:
+    With ``uncertainty`` the head has one more output, for the scheme TaU.
+    """
+
+    def __init__(self, *, small_stem: bool, projection: int = 128, uncertainty: bool = False) -> None:
         super().__init__()
         from torchvision.models import resnet18
 
@@ -80,14 +83,19 @@ class SimCLREncoder(nn.Module):
             nn.Linear(512, projection, bias=False),
             nn.BatchNorm1d(projection),
         )
+        # Last, so that all other weights of a seed are the same with and without it.
+        self.uncertainty = nn.Linear(512, 1) if uncertainty else None
         self.to(memory_format=torch.channels_last)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [N, 512] and projections [N, projection] of images [N, 3, H, W]."""
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Features [N, 512] and projections [N, projection] of images [N, 3, H, W], and their uncertainties
+        [N]."""
         features = self.backbone(images)
         # The loss resolves cosines that bfloat16 does not; the head is small.
         with torch.autocast(images.device.type, enabled=False):
-            return features, self.projector(features.to(self.projector[0].weight.dtype))
+            hidden = self.projector[:3](features.to(self.projector[0].weight.dtype))
+            found = features, self.projector[3:](hidden)
+            return found if self.uncertainty is None else (*found, self.uncertainty(hidden).squeeze(1))
 
 
 class SimCLR(ImageRecipe):
@@ -105,12 +113,19 @@ class SimCLR(ImageRecipe):
         "quick": Preset(seeds=1, settings={"epochs": 3, "batch_size": 64, "crop": 64, "subset": 256}),
     }
     independent_rows = True
-    serves: ClassVar = frozenset()
+    serves: ClassVar = frozenset({"index", "uncertainty"})
 
     settings: SimCLRSettings
 
+    @property
+    def sample_count(self) -> int:
+        return self.images.training
+
     def model(self) -> nn.Module:
-        return SimCLREncoder(small_stem=self.settings.small_stem, projection=self.settings.projection)
+        chosen, uncertainty = self.settings, "uncertainty" in self.needed
+        return SimCLREncoder(
+            small_stem=chosen.small_stem, projection=chosen.projection, uncertainty=uncertainty
+        )
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         chosen = self.settings
@@ -136,10 +151,12 @@ class SimCLR(ImageRecipe):
         return super().accelerate(model, device)
 
     def step(self, model: nn.Module, batch: Any, link: Link) -> Step:
-        views = self.views(batch)
+        views, index = self.views(batch), self.numbers(batch)
         parts = [views] if self.settings.together else views.chunk(2)
-        a, b = torch.cat([model(part)[1] for part in parts]).chunk(2)
-        return Step(self.loss(a, b, link), observe_views(a, b, link, anchors=64))
+        _, projections, *uncertainty = map(torch.cat, zip(*map(model, parts), strict=True))
+        a, b = projections.chunk(2)
+        inputs = dict(zip(sorted(self.needed), [*index, *uncertainty], strict=True))
+        return Step(self.loss(a, b, link, **inputs), observe_views(a, b, link, anchors=64))
 
     def embed(self, model: nn.Module, views: Tensor) -> Tensor:
         features: Tensor = model(views)[0]
