@@ -124,6 +124,10 @@ BAD = {
     "decoupled must be True or False, got str": lambda x, i: nt_xent(x, x, decoupled="False"),
     "decoupled must be True or False, got NoneType": lambda x, i: info_nce(x, x, decoupled=None),
     "decoupled must be True or False, got list": lambda x, i: taufree.SupCon(decoupled=[]),
+    "balanced must be True or False, got int": lambda x, i: info_nce(x, x, balanced=1),
+    "balanced must be False with decoupled=True, got True": lambda x, i: taufree.NTXent(
+        decoupled=True, balanced=True
+    ),
     "scale_hardness must be True or False, got str": lambda x, i: sup_con(x, i, scale_hardness="no"),
     "scale_hardness must be True or False, got float": lambda x, i: taufree.NTXent(scale_hardness=1.0),
     "track must be True or False, got str": lambda x, i: taufree.NTXent(track="no"),

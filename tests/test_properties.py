@@ -66,7 +66,7 @@ def cases(draw, dtype=torch.float32, most_rows=9, most_dims=9, near=False):
             sign = draw(st.sampled_from([1, 1, -1]))
             rows[i] = sign * (torch.nn.functional.normalize(rows[j], dim=0) + angle * step)
     rows = (rows * 10 ** (2 * torch.rand(count, 1, generator=generator, dtype=torch.float64) - 1)).to(dtype)
-    decoupled = {"decoupled": True} if draw(st.integers(0, 3)) == 0 else {}
+    decoupled = draw(st.sampled_from([{}, {}, {"decoupled": True}, {"balanced": True}]))
     if draw(st.integers(0, 3)) == 0:
         decoupled |= {"hardness": draw(st.sampled_from([0.5, 3.0])), "scale_hardness": draw(st.booleans())}
     if shape == "sup_con keys":

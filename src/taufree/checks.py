@@ -98,6 +98,16 @@ def check_flags(or_none: bool = False, **flags: object) -> None:
             raise TypeError(f"{name} must be {need}, got {module}{kind.__name__}.")
 
 
+def check_denominator(decoupled: bool, balanced: bool) -> None:
+    """Raises unless both are True or False, and at most one is True."""
+    check_flags(decoupled=decoupled, balanced=balanced)
+    if decoupled and balanced:
+        raise ValueError(
+            "balanced must be False with decoupled=True, got True; without the positive in the denominator "
+            "the number of negatives changes the loss by a constant alone."
+        )
+
+
 def check_hardness(hardness: float) -> float:
     """The hardness, if it is one; 0 for one that changes nothing.
 

@@ -63,8 +63,9 @@ class Contrast:
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
         queue_ids: [M], those of the queue; a row with the anchor's id is left out.
-        hardness: a negative's weight is multiplied by exp(hardness * c), which gets no gradient,
-        offsets: and divided by exp(offset): [1, N], or [2, N] with those of the keys if ``symmetric``.
+        hardness: a negative's weight is multiplied by exp(hardness * c), which gets no gradient.
+        offsets: a negative's weight is divided by exp(offset): [1, N], or [2, N] with those of the keys if
+            ``symmetric``.
         bias: that of the sigmoid loss, for pairs in the batch, one way.
         tracker: where the backend leaves the statistics of the pairs, if they are wanted.
         matrix: all pairs, if a link has computed them already; for the backend that made it, once. False

@@ -17,6 +17,7 @@ from taufree.checks import (
     check_alike,
     check_anchor_scale,
     check_bias,
+    check_denominator,
     check_flags,
     check_float,
     check_hardness,
@@ -27,6 +28,7 @@ from taufree.checks import (
 )
 from taufree.contrast import Contrast, how_many
 from taufree.distributed import GatherLike
+from taufree.dtypes import wide_dtype
 from taufree.links import Link, LinkLike, Temperature
 from taufree.reduction import anchor_weights
 from taufree.stats import Tracker
@@ -44,6 +46,7 @@ def info_nce(
     negative_ids: Tensor | None = None,
     link: LinkLike = None,
     decoupled: bool = False,
+    balanced: bool = False,
     hardness: float = 0,
     scale_hardness: bool = True,
     weights: Tensor | None = None,
@@ -74,6 +77,8 @@ def info_nce(
             "calibrated" and "learnable" too.
         decoupled: whether the positive is left out of the denominator (DCL): L_i = log(sum_j exp(l(c_ij))) -
             l(c_ii). A query without negatives has loss 0 then.
+        balanced: whether the negatives are in the denominator by the mean of their weights, not by the sum:
+            L_i = log(1 + mean_j exp(l(c_ij)) / exp(l(c_ii))), whatever their number.
         hardness: beta of hard-negative weighting (Robinson et al.), 0 to 50: the weight exp(l(c)) of a
             negative is multiplied by exp(beta c), scaled so that a query's factors have the mean 1. They get
             no gradient. The scaling costs one more pass over the pairs; a measured link measures without it.
@@ -104,7 +109,8 @@ def info_nce(
         [0.1584, 0.1584]
     """
     check_alike(query=query, positive_key=positive_key)
-    check_flags(symmetric=symmetric, decoupled=decoupled, scale_hardness=scale_hardness)
+    check_flags(symmetric=symmetric, scale_hardness=scale_hardness)
+    check_denominator(decoupled, balanced)
     check_flags(or_none=True, in_batch=in_batch)
     queue = own_negatives = None
     if negative_keys is not None:
@@ -149,7 +155,7 @@ def info_nce(
         tracker=_tracker,
     )
     check_weights(weights, query)
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness, balanced)
 
 
 @without_temperature
@@ -160,6 +166,7 @@ def nt_xent(
     ids: Tensor | None = None,
     link: LinkLike = None,
     decoupled: bool = False,
+    balanced: bool = False,
     hardness: float = 0,
     scale_hardness: bool = True,
     weights: Tensor | None = None,
@@ -176,8 +183,8 @@ def nt_xent(
         view_a, view_b: two views of the same N samples, [N, D].
         ids: integers, [N]; a candidate of the same id that is not the positive is left out.
         weights: [N], one for both views of a sample.
-        link, decoupled, hardness, scale_hardness, reduction, gather_distributed, backend: see ``info_nce``;
-            "none" gives [2N], view_a's anchors first.
+        link, decoupled, balanced, hardness, scale_hardness, reduction, gather_distributed, backend: see
+            ``info_nce``; "none" gives [2N], view_a's anchors first.
 
     Examples:
         >>> a, b = torch.eye(4)[:2], torch.eye(4)[:2] + 0.5
@@ -185,7 +192,8 @@ def nt_xent(
         0.2911
     """
     check_alike(view_a=view_a, view_b=view_b)
-    check_flags(decoupled=decoupled, scale_hardness=scale_hardness)
+    check_flags(scale_hardness=scale_hardness)
+    check_denominator(decoupled, balanced)
     if ids is not None:
         check_integers("ids", ids, view_a)
     check_weights(weights, view_a)
@@ -200,7 +208,7 @@ def nt_xent(
         hardness=check_hardness(hardness),
         tracker=_tracker,
     )
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness, balanced)
 
 
 @without_temperature
@@ -212,6 +220,7 @@ def sup_con(
     *,
     link: LinkLike = None,
     decoupled: bool = False,
+    balanced: bool = False,
     hardness: float = 0,
     scale_hardness: bool = True,
     weights: Tensor | None = None,
@@ -238,8 +247,8 @@ def sup_con(
         key_labels: integers, [M], the keys' labels.
         weights: [N], see ``info_nce``; of a sample, for all its views.
         reduction: "none" gives [N], or [N, V] for several views.
-        link, decoupled, hardness, scale_hardness, gather_distributed, backend: see ``info_nce``. Without
-            labels the samples of other ranks have labels of their own too.
+        link, decoupled, balanced, hardness, scale_hardness, gather_distributed, backend: see ``info_nce``.
+            Without labels the samples of other ranks have labels of their own too.
 
     Examples:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.2, 1.0]])
@@ -250,7 +259,8 @@ def sup_con(
         0.6971
     """
     check_float("embeddings", embeddings)
-    check_flags(decoupled=decoupled, scale_hardness=scale_hardness)
+    check_flags(scale_hardness=scale_hardness)
+    check_denominator(decoupled, balanced)
     views = embeddings.shape[1] if embeddings.dim() == 3 else None
     if embeddings.dim() not in (2, 3) or 0 in embeddings.shape:
         got = list(embeddings.shape)
@@ -284,7 +294,7 @@ def sup_con(
         hardness=check_hardness(hardness),
         tracker=_tracker,
     )
-    found = _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
+    found = _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness, balanced)
     return found if views is None or reduction != "none" else found.reshape(-1, views)
 
 
@@ -353,6 +363,7 @@ def _loss(
     gather_distributed: GatherLike,
     backend: str,
     scale_hardness: bool = True,
+    balanced: bool = False,
 ) -> Tensor:
     """``given`` are the user's weights [N] of the anchors."""
     link = check_options(link, reduction, backend, kept=False)
@@ -364,6 +375,8 @@ def _loss(
     if contrast.hardness and scale_hardness:
         with torch.no_grad():
             contrast = replace(contrast, offsets=_mean_factors(contrast, gather_distributed, backend))
+    if balanced:
+        contrast = replace(contrast, offsets=_log_counts(contrast, gather_distributed))
     if distributed.active(gather_distributed):
         found = sharded.loss(contrast, link, given, reduction, gather_distributed, backend)
     else:
@@ -390,17 +403,13 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
     The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus the positive's logit.
     """
     link, anchors = Temperature(1 / contrast.hardness), contrast.anchors.detach()
-    one = replace(contrast, hardness=0.0, decoupled=True, symmetric=False, tracker=None)
+    plain = replace(contrast, hardness=0.0, decoupled=True, tracker=None)
     if contrast.labels is not None:  # each anchor its own positive, and those of its label left out by id
-        one = Contrast(anchors, anchors, ids=contrast.labels, decoupled=True)
+        plain = Contrast(anchors, anchors, ids=contrast.labels, decoupled=True)
         if contrast.keys is not None:
-            one = replace(one, in_batch=False, queue=contrast.keys, queue_ids=contrast.key_labels)
-    directions = [one]
-    if contrast.symmetric and one.keys is not None:
-        alone = replace(one, queue=None, queue_ids=None, own_negatives=None)
-        directions.append(replace(alone, anchors=one.keys, keys=anchors))
+            plain = replace(plain, in_batch=False, queue=contrast.keys, queue_ids=contrast.key_labels)
     found = []
-    for one in directions:
+    for one in _directions(plain):
         loss = _loss(one, link, None, "none", gather, backend)
         with no_autocast(anchors.device):  # whose roll refuses all half dtypes but its own
             key = one.anchors.roll(-one.shift, 0) if one.keys is None else one.keys
@@ -410,9 +419,30 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
     return torch.stack(found).detach()
 
 
+@torch.no_grad()
+def _log_counts(contrast: Contrast, gather: GatherLike) -> Tensor:
+    """[1, N], or [2, N] for both directions: the offsets that there are, and added to them the logarithm of
+    how many negatives each anchor has."""
+    counts = [_negative_count(one, gather).clamp(min=1) for one in _directions(contrast)]
+    found = torch.stack(counts).to(wide_dtype(contrast.anchors.device)).log_()
+    return found if contrast.offsets is None else contrast.offsets + found
+
+
+def _directions(contrast: Contrast) -> list[Contrast]:
+    """Each direction of a contrast without labels as one of its own."""
+    if not contrast.symmetric or contrast.keys is None:
+        return [contrast]
+    one = replace(contrast, symmetric=False)
+    alone = replace(one, queue=None, queue_ids=None, own_negatives=None)
+    return [one, replace(alone, anchors=contrast.keys, keys=contrast.anchors)]
+
+
 def _negative_count(contrast: Contrast, gather: GatherLike) -> Tensor:
-    """[N]: how many negatives each anchor of a contrast without labels has, of all ranks."""
-    anchors, ids = contrast.anchors, contrast.ids
+    """[N]: how many negatives each anchor has, of all ranks."""
+    anchors, ids, labels = contrast.anchors, contrast.ids, contrast.labels
+    if labels is not None and contrast.key_groups is not None:
+        every = distributed.all_rows(contrast.key_groups.long(), gather)
+        return len(every) - how_many(labels.long(), every)
     count = torch.zeros(contrast.n, dtype=torch.long, device=anchors.device)
     if contrast.in_batch:
         every = distributed.all_rows(count if ids is None else ids.long(), gather)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from taufree.backends.autograd import exporting, transformed
-from taufree.checks import check_bias, check_flags, check_hardness, check_options, without_temperature
+from taufree.checks import (
+    check_bias,
+    check_denominator,
+    check_flags,
+    check_hardness,
+    check_options,
+    without_temperature,
+)
 from taufree.contrast import Bias
 from taufree.distributed import Gathering, GatherLike
 from taufree.functional import info_nce, nt_xent, sigmoid_nce, sup_con
@@ -32,6 +39,7 @@ class _Loss(Gathering):
         *,
         link: LinkLike = None,
         decoupled: bool = False,
+        balanced: bool = False,
         hardness: float = 0,
         scale_hardness: bool = True,
         reduction: str = "mean",
@@ -40,9 +48,11 @@ class _Loss(Gathering):
         track: bool = False,
     ) -> None:
         super().__init__(gather_distributed)
-        check_flags(decoupled=decoupled, scale_hardness=scale_hardness, track=track)
+        check_flags(scale_hardness=scale_hardness, track=track)
+        check_denominator(decoupled, balanced)
         self.link = check_options(link, reduction, backend)
         self.decoupled = decoupled
+        self.balanced = balanced
         self.hardness = check_hardness(hardness)
         self.scale_hardness = scale_hardness
         self.reduction = reduction
@@ -64,7 +74,8 @@ class _Loss(Gathering):
     def _options(self) -> dict[str, Any]:
         return {
             "link": self.link,
-            "decoupled": self.decoupled,
+            **({"decoupled": True} if self.decoupled else {}),
+            **({"balanced": True} if self.balanced else {}),
             **({"hardness": self.hardness, "scale_hardness": self.scale_hardness} if self.hardness else {}),
             "reduction": self.reduction,
             "gather_distributed": self.gather_distributed,
@@ -72,7 +83,7 @@ class _Loss(Gathering):
         }
 
     def extra_repr(self) -> str:
-        options = "decoupled=True, " if self.decoupled else ""
+        options = "decoupled=True, " if self.decoupled else "balanced=True, " if self.balanced else ""
         if self.hardness:
             options += f"hardness={self.hardness}, scale_hardness={self.scale_hardness}, "
         gathers = f", {gathers}" if (gathers := super().extra_repr()) else ""
@@ -111,6 +122,7 @@ class InfoNCE(_Loss):
         in_batch: bool | None = None,
         link: LinkLike = None,
         decoupled: bool = False,
+        balanced: bool = False,
         hardness: float = 0,
         scale_hardness: bool = True,
         reduction: str = "mean",
@@ -121,6 +133,7 @@ class InfoNCE(_Loss):
         super().__init__(
             link=link,
             decoupled=decoupled,
+            balanced=balanced,
             hardness=hardness,
             scale_hardness=scale_hardness,
             reduction=reduction,
@@ -248,9 +261,7 @@ class SigmoidNCE(_Loss):
         bias: Any = self.bias
         if bias == "learnable":
             bias = Bias(0.0, self.bias_above_prior, True)
-        options = self._options()
-        del options["decoupled"]
-        return sigmoid_nce(query, key, ids=ids, bias=bias, weights=weights, **options)
+        return sigmoid_nce(query, key, ids=ids, bias=bias, weights=weights, **self._options())
 
     def extra_repr(self) -> str:
         bias = self.bias.item() if isinstance(self.bias, Tensor) else self.bias

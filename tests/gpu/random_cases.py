@@ -109,7 +109,7 @@ def draw_case(draw: Draw, kind: str, dtype: torch.dtype, limits: Limits, device:
     if function == "sigmoid_nce":
         options |= draw.among(({}, {"bias": -10.0}, {"bias": 0.5}))
     else:
-        options |= draw.among(({}, {}, {"decoupled": True}))
+        options |= draw.among(({}, {}, {"decoupled": True}, {"balanced": True}))
         options |= draw.among(({}, {}, {"hardness": 2.0}, {"hardness": 1.0, "scale_hardness": False}))
     if function == "info_nce":
         options |= draw.among(({}, {"symmetric": True, "in_batch": True}))
@@ -162,7 +162,7 @@ def dense64(case: Case, link: Link) -> tuple[torch.Tensor, torch.Tensor, list[to
     cosine = (unit[first] @ unit.T).clamp(-1, 1) if anchors else unit[:0] @ unit.T
     logits = link(cosine)
     factors = torch.zeros_like(cosine)
-    for k in range(len(anchors) if case.options.get("hardness") else 0):
+    for k in range(len(anchors) if case.options.keys() & {"hardness", "balanced"} else 0):
         factors[k, negative[k]] = hard_factors(case, cosine.detach()[k, negative[k]])
     logits = logits + factors
     own = torch.where(positive, logits, 0).sum(1) / positive.sum(1)

@@ -172,14 +172,17 @@ def test_memory_grows_with_the_rows_not_their_square():
     [
         *((name, (700, 200), torch.float32) for name in FIT_LOSSES),
         ("pairs", (4000, 130), torch.bfloat16),
+        ("pairs", (20000, 130), torch.bfloat16),  # several blocks of candidates for a program
         ("views", (40, 16), torch.float16),
     ],
     ids=str,
 )
-def test_a_fitted_gain_is_the_same_by_kernels(kind, name, shape, dtype):
-    """The curvature has a part that is the gradient, of which few digits are left at the minimum."""
+def test_a_fitted_gain_is_the_same_by_kernels(kind, name, shape, dtype, monkeypatch):
+    """The curvature has a part that is the gradient, of which few digits are left at the minimum, and in a
+    cone all of it is left by differences."""
+    monkeypatch.setattr(fused, "MAX_FITTED", 2**20)
     expected, found = (fit_steps(kind, name, *shape, dtype, "cuda", exactly=x) for x in (True, False))
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    assert found == pytest.approx(expected, rel=3e-3, abs=1e-5)
 
 
 def test_a_fitted_gain_is_taken_by_two_kernels():

@@ -33,6 +33,7 @@ CONTRASTS = (
 )  # fmt: skip
 DECOUPLED = ("decoupled all", "decoupled own", "decoupled views", "decoupled labels", "decoupled keys")
 HARD = ("hard all", "hard own", "hard labels")
+BALANCED = ("balanced all", "balanced own", "balanced views", "balanced labels")
 SIGMOID = ("sigmoid", "sigmoid number", "sigmoid learned")
 ROWS = ("random", "clustered", "duplicates", "opposite")
 # Links with one exponential a pair, at scales whose weights float32 holds and at others.
@@ -103,6 +104,16 @@ def make(name, n, d, dtype, device="cpu"):
             [a],
             lambda a: Contrast(a, labels=ids % 3, hardness=2.0, offsets=offsets[:1], decoupled=False),
         ),
+        "balanced all": (
+            [a, b, queue],
+            lambda a, b, q: Contrast(a, b, symmetric=True, queue=q, offsets=offsets),
+        ),
+        "balanced own": ([a, b, own], lambda a, b, o: Contrast(a, b, own_negatives=o, offsets=offsets[:1])),
+        "balanced views": (
+            [a, b],
+            lambda a, b: Contrast(torch.cat([a, b]), shift=n, offsets=offsets.view(1, 2 * n)),
+        ),
+        "balanced labels": ([a], lambda a: Contrast(a, labels=ids % 3, offsets=offsets[:1])),
         "decoupled all": (
             [a, b, queue],
             lambda a, b, q: Contrast(a, b, symmetric=True, queue=q, decoupled=True),

@@ -29,6 +29,7 @@ from taufree.links.log_odds import with_gain
 from taufree.stats import Tracker
 from tests.support.fit_cases import FIT_LOSSES, fit_steps
 from tests.support.fused_cases import (
+    BALANCED,
     CONTRASTS,
     DECOUPLED,
     HARD,
@@ -56,6 +57,11 @@ CASES = (
         f"{link}, {name}, float32": (name, link, torch.float32)
         for link in ("odds", "gain", "tau", "learned")
         for name in (*DECOUPLED, *HARD)
+    }
+    | {
+        f"{link}, {name}, float32": (name, link, torch.float32)
+        for link in ("odds", "tau", "learned")
+        for name in BALANCED
     }
     | {
         f"{link}, {name}, {str(dtype)[6:]}": (name, link, dtype)
@@ -264,7 +270,7 @@ def finest():
 def fitted():
     """States of fitted links after some steps, measured by torch in float64 and by the kernels; the last
     number is how many steps the kernels took."""
-    by_kernels, kernels, programs = [], fit.step, fit.MAX_PROGRAMS
+    by_kernels, kernels, usual = [], fit.step, (fit.PROGRAMS, fit.BN)
     fit.step = lambda *arguments: by_kernels.append(kernels(*arguments))
     cases = [(FittedLogOdds, name, torch.float32, 14, 9) for name in FIT_LOSSES]
     cases += [
@@ -279,7 +285,7 @@ def fitted():
     found = {}
     for kind, name, dtype, n, d in cases:
         by_kernels.clear()
-        fit.MAX_PROGRAMS = 2 if n > N else programs
+        fit.PROGRAMS, fit.BN = ((2, 4), 16) if n > N else usual
         states = [fit_steps(kind, name, n, d, dtype, exactly=exactly) for exactly in (True, False)]
         found[f"{kind.__name__}, {name}, {n}, {str(dtype)[6:]}"] = [*states, len(by_kernels)]
     return found

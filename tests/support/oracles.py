@@ -117,11 +117,11 @@ class Truth:
 
 
 def hard_factors(case: Case, cosines: torch.Tensor) -> torch.Tensor:
-    """The logarithms of what the negatives' weights are multiplied by for their hardness."""
+    """The logarithms of what the negatives' weights are multiplied by for their hardness and number."""
     found = case.options.get("hardness", 0.0) * cosines
     if case.options.get("scale_hardness", True) and len(found):
         found = found - (found.exp().mean()).log()
-    return found
+    return found - math.log(max(1, len(found))) if case.options.get("balanced") else found
 
 
 def float64(case: Case, link: taufree.Link) -> Truth:
@@ -182,6 +182,8 @@ def digits50(case: Case, link: taufree.Link) -> Truth:
             factors = [mpmath.exp(case.options.get("hardness", 0.0) * c) for c in cosines[p:]]
             if case.options.get("scale_hardness", True) and factors:
                 factors = [x * len(factors) / mpmath.fsum(factors) for x in factors]
+            if case.options.get("balanced"):
+                factors = [x / len(factors) for x in factors]
             logits = [*logits[:p], *(x + mpmath.log(y) for x, y in zip(logits[p:], factors, strict=True))]
             questions = case.function == "sigmoid_nce"
             coupled = not case.options.get("decoupled")

@@ -57,6 +57,13 @@ CALLS = {  # function, tensors, options
     "sup_con, hard": ("sup_con", "ak", {"labels": 4, "key_labels": 4, "hardness": 2.0}),
     "symmetric, decoupled": ("info_nce", "ab", {"symmetric": True, "decoupled": True, "weights": None}),
     "nt_xent, decoupled": ("nt_xent", "ab", {"decoupled": True, "weights": None}),
+    "queue and batch, balanced": (
+        "info_nce",
+        "abq",
+        {"ids": 3, "negative_ids": 4, "symmetric": True, "in_batch": True, "balanced": True},
+    ),
+    "nt_xent, balanced": ("nt_xent", "ab", {"balanced": True, "weights": None}),
+    "sup_con, balanced": ("sup_con", "a", {"labels": 4, "balanced": True, "weights": None}),
     "sigmoid": ("sigmoid_nce", "ab", {"bias": -3.0}),
     "sigmoid, ids": ("sigmoid_nce", "ab", {"ids": 3, "weights": None}),
     "sigmoid, fixed keys": ("sigmoid_nce", "aB", {}),

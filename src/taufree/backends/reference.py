@@ -68,7 +68,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     of = _decoupled if contrast.decoupled else _cross_entropy
     if contrast.labels is not None:
         same, count = contrast.same_label(every_row, every_key), contrast.positive_count()
-        if contrast.hardness:  # which is of negatives alone
+        if contrast.offsets is not None or contrast.hardness:  # which are of negatives alone
             logits = torch.where(same, masked_logits(link, *similarity(*u, *v), left_out), logits)
         track(contrast, gaps, same, None)
         if not contrast.decoupled:

@@ -202,6 +202,7 @@ class OneTile:
         self.contrast, self.link, self.params, self.matrix = contrast, link, params, matrix
         n, labelled, learns = contrast.n, contrast.labels is not None, bool(params)
         self.wide = matrix.exact.dtype
+        self.offsets = None if contrast.offsets is None else contrast.offsets.to(self.wide)
         self.kind = kind = tile_kind(link, learns)
         same = contrast.same_label(range(n), range(n)) if labelled else None
         inside = contrast.shift if matrix.positive is None and not labelled else None
@@ -222,9 +223,13 @@ class OneTile:
     def _add_labelled(self) -> None:
         tile, count = self.tile, self.contrast.positive_count().to(self.wide)
         assert tile.same is not None
-        log_s = self.kind.log(tile.sum(1, ~tile.same))
+        offset = 0.0 if self.offsets is None else self.offsets[0]
+        log_s = self.kind.log(tile.sum(1, ~tile.same)) - offset
         log_w = self.kind.log(tile.sum(1, tile.same))
-        self.closed = close(count, log_s, log_w, tile.logits(tile.same).sum(1), self.contrast.decoupled)
+        closed = close(count, log_s, log_w, tile.logits(tile.same).sum(1), self.contrast.decoupled)
+        if isinstance(offset, Tensor):
+            closed = closed._replace(log_z=closed.log_z + offset, keep=closed.keep * offset.exp())
+        self.closed = closed
         self.losses = self.closed.losses
 
     def _add_single(self) -> None:
@@ -238,7 +243,12 @@ class OneTile:
         if self.contrast.keys is None:
             positive = positive.repeat(2)
         total = torch.stack([tile.sum(1), tile.sum(0)]) if both else tile.sum(1)
-        self.single = self.kind.close(total.to(self.wide), positive, self.contrast.decoupled)
+        total, offset = total.to(self.wide), self.offsets
+        if offset is not None:
+            offset = offset if both else offset[0]
+            total = self.kind.raised(total, -offset)
+        single = self.kind.close(total, positive, self.contrast.decoupled)
+        self.single = single if offset is None else single._replace(z=self.kind.raised(single.z, offset))
         losses = self.single.losses
         self.losses = losses.mean(0) if both else losses
 

@@ -38,6 +38,11 @@ class PlainSums:
         return total.clamp(min=0).log()  # rounding of pairs with c = -1
 
     @staticmethod
+    def raised(total: Tensor, by: Tensor) -> Tensor:
+        """The sum with this added to all logits."""
+        return total * by.exp()
+
+    @staticmethod
     def of_logit(logit: Tensor) -> Tensor:
         """A single pair as a sum."""
         return logit.exp()

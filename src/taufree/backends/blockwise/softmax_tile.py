@@ -84,6 +84,10 @@ class SoftmaxTile:
         return total
 
     @staticmethod
+    def raised(total: Tensor, by: Tensor) -> Tensor:
+        return total + by
+
+    @staticmethod
     def of_logit(logit: Tensor) -> Tensor:
         return logit
 

@@ -18,7 +18,7 @@ from taufree.links import Gain, Link, LogOdds, Temperature
 MAX_COLUMNS = 4096  # of an input: a row must fit the registers of a block
 # The smallest resolution above the rounding of a tile: of half-precision inputs, and of others.
 MIN_RESOLUTION = {True: 1e-5, False: 1e-7}
-MAX_FITTED = 4096  # anchors; with more, the launches that kernels save matter less
+MAX_FITTED = 8192  # anchors, of which each program has one block; more have been run by the interpreter alone
 MAX_BITS = 1000  # weights are 2^-1000 to 2^1000, so that float64 holds their sums; others count as these
 
 

@@ -11,8 +11,8 @@ from taufree.backends.numerics import shortest
 from taufree.contrast import Contrast
 from taufree.links import Gain, Link
 
-MAX_PROGRAMS = 128  # that share the candidates of an anchor
-BM, BN, BK = 16, 32, 16  # anchors, candidates and columns at a time
+PROGRAMS = 16, 128  # that share the candidates, at most: in a small batch and in any
+BN, BK = 64, 32  # candidates and columns at a time
 
 
 def step(contrast: Contrast, link: Link, gain: Gain) -> None:
@@ -23,18 +23,20 @@ def step(contrast: Contrast, link: Link, gain: Gain) -> None:
     scale = torch.as_tensor(link.formula_scale(), dtype=torch.float64, device=x.device)
     y = x if contrast.keys is None else contrast.keys.detach().contiguous()
     sample = min(n, MAX_ANCHORS)
-    programs = min(MAX_PROGRAMS, -(-n // BN))
+    blocks = -(-n // BN)
+    most = PROGRAMS[blocks > PROGRAMS[0]]
+    programs = min(blocks, most)
     parts = x.new_empty(kernels.PARTS, programs, MAX_ANCHORS, dtype=torch.float32)
     ids = parts if contrast.ids is None else contrast.ids.contiguous()
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         start(
-            kernels.sample_logits, programs * -(-sample // BM), x, y, ids, scale, parts, shortest(x.dtype),
-            shortest(y.dtype), n, sample, contrast.shift, programs, float(formula.resolution),
-            D=x.shape[1], LINEAR=formula.kind == "linear", ALONE=contrast.keys is None,
-            IDS=contrast.ids is not None, PAD=MAX_ANCHORS, BM=BM, BN=BN, BK=BK, num_warps=4,
+            kernels.sample_logits, programs, x, y, ids, scale, parts, shortest(x.dtype), shortest(y.dtype),
+            n, sample, contrast.shift, programs, float(formula.resolution), D=x.shape[1],
+            LINEAR=formula.kind == "linear", ALONE=contrast.keys is None, IDS=contrast.ids is not None,
+            BM=MAX_ANCHORS, BN=BN, BK=BK, num_warps=8,
         )  # fmt: skip
         start(
             kernels.newton, 1, parts, scale, gain.log_gain, gain.curvature, gain.far_in_a_row, n, sample,
-            programs, float(gain.largest), MAX_PROGRAMS=MAX_PROGRAMS, PAD=MAX_ANCHORS, BLOCK=16, num_warps=4,
+            programs, float(gain.largest), MAX_PROGRAMS=most, BM=MAX_ANCHORS, BLOCK=16, num_warps=8,
         )  # fmt: skip
     torch.autograd.graph.increment_version((gain.log_gain, gain.curvature, gain.far_in_a_row))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from taufree.backends.fused.arguments import ODDS, Arguments, Gradients, Saved
+from taufree.backends.fused.arguments import EXP, ODDS, Arguments, Gradients, Saved
 from taufree.backends.fused.row_passes import (
     KernelRows,
     Mode,
@@ -113,7 +113,7 @@ class FusedStep:
             )
             loss *= arguments.weight
             if offsets is not None:  # a larger normaliser lowers the negatives, and keep takes it back
-                self.normalisers += offsets / math.log(2)
+                self._lower_negatives(offsets)
                 self.positive[0] *= offsets[0].exp()
             return loss
         rows, own = self.row_sums, arguments.own_sums
@@ -125,8 +125,15 @@ class FusedStep:
             rows, cols = rows * lower[0], None if cols is None else cols * lower[1]
         loss, self.normalisers = close(self.positive, rows, cols, link, arguments.weight, arguments.decoupled)
         if offsets is not None:
-            self.normalisers += offsets / math.log(2)
+            self._lower_negatives(offsets)
         return loss
+
+    def _lower_negatives(self, offsets: Tensor) -> None:
+        """By a larger S + w, of which the normalisers of plain sums are the inverse and others log2."""
+        if self.link.kind in (ODDS, EXP):
+            self.normalisers *= torch.exp(-offsets)
+        else:
+            self.normalisers += offsets / math.log(2)
 
     def saved(self) -> Saved:
         """What a backward needs of this forward."""

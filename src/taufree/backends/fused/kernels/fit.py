@@ -1,6 +1,7 @@
 """Kernels that follow a fitted gain: what its Newton step needs to know of some anchors, and the step itself.
 
-The formulas are those of backends/likelihood.py and links/fitted.py, where they are explained.
+The formulas are those of backends/likelihood.py and links/fitted.py, where they are explained; here too the
+anchors' mean is subtracted from all rows.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc"
@@ -40,30 +41,19 @@ def _load(x, row, here, k, D: tl.constexpr, BK: tl.constexpr):
     return found.to(tl.float32).to(tl.float64)
 
 
-@triton.jit
-def _unit(x, row, here, k, D: tl.constexpr, inverse, BK: tl.constexpr):
-    """Some columns of unit rows as a float32 number and what that misses of float64."""
-    exact = _load(x, row, here, k, D, BK) * inverse[:, None]
-    coarse = exact.to(tl.float32)
-    return coarse, (exact - coarse.to(tl.float64)).to(tl.float32)
-
-
 @triton.jit(
     do_not_specialize=("N", "sample", "shift", "programs"),
     do_not_specialize_on_alignment=("ids", "scale", "parts"),
 )
 def sample_logits(x, y, ids, scale, parts, x_least, y_least, N, sample, shift, programs, delta,
                   D: tl.constexpr, LINEAR: tl.constexpr, ALONE: tl.constexpr, IDS: tl.constexpr,
-                  PAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Writes parts [PARTS, programs, PAD] of ``sample`` anchors, spread evenly over x [N, D].
+                  BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Writes parts [PARTS, programs, BM] of ``sample`` anchors, at most BM, spread evenly over x [N, D].
 
-    Each program has BM anchors and every ``programs``-th block of BN candidates from y, or from x itself if
-    ALONE. 1 - c is half the squared distance of the unit rows, whose difference is exact to float32: nothing
-    is lost where rows nearly agree. Logits are those at scale 1, of LINEAR links without a constant.
+    Each program has all anchors and every ``programs``-th block of BN candidates from y, or from x itself if
+    ALONE. Logits are those at scale 1, of LINEAR links without a constant.
     """
-    blocks = tl.cdiv(sample, BM)
-    pid = tl.program_id(0)
-    place, first = (pid % blocks) * BM + tl.arange(0, BM), pid // blocks
+    first, place = tl.program_id(0), tl.arange(0, BM)
     here = place < sample
     row = (place.to(tl.int64) * N) // sample
     target = (row + shift) % N
@@ -76,15 +66,21 @@ def sample_logits(x, y, ids, scale, parts, x_least, y_least, N, sample, shift, p
         j = (block * BN + tl.arange(0, BN)).to(tl.int64)
         inside = j < N
         far_inverse, far_deficit = _lengths(y, j, inside, D, y_least, BN, BK)
-        square = tl.zeros((BM, BN, BK), tl.float32)
+        product = tl.zeros((BM, BN), tl.float32)
+        square, far_square = tl.zeros((BM,), tl.float32), tl.zeros((BN,), tl.float32)
         for k in range(0, D, BK):
-            u, u_rest = _unit(x, row, here, k, D, inverse, BK)
-            v, v_rest = _unit(y, j, inside, k, D, far_inverse, BK)
-            step = (u[:, None, :] - v[None, :, :]) + (u_rest[:, None, :] - v_rest[None, :, :])
-            square += step * step
-        missing = deficit.to(tl.float32)[:, None] + far_deficit.to(tl.float32)[None, :]
-        gap = (tl.sum(square, 2) + missing) / 2
-        gap = tl.where(gap > 2.0, 2.0, gap)
+            u = _load(x, row, here, k, D, BK) * inverse[:, None]
+            origin = tl.sum(u, 0) / sample
+            u = (u - origin[None, :]).to(tl.float32)
+            v = (_load(y, j, inside, k, D, BK) * far_inverse[:, None] - origin[None, :]).to(tl.float32)
+            product = tl.dot(u, tl.trans(v), product, input_precision="tf32x3")
+            square += tl.sum(u * u, 1)
+            far_square += tl.sum(v * v, 1)
+        square += deficit.to(tl.float32)
+        far_square += far_deficit.to(tl.float32)
+        gap = (square[:, None] + far_square[None, :]) / 2 - product
+        # NaN stays.
+        gap = tl.where(gap > 2.0, 2.0, tl.where(gap < 0.0, 0.0, gap))
         counted, positive = here[:, None] & inside[None, :], target[:, None] == j[None, :]
         if ALONE:
             counted &= row[:, None] != j[None, :]
@@ -113,14 +109,14 @@ def sample_logits(x, y, ids, scale, parts, x_least, y_least, N, sample, shift, p
         own += tl.sum(tl.where(counted & positive, logit, 0.0), 1)
         others += tl.sum(tl.where(negative, logit, 0.0), 1)
         count += tl.sum(negative.to(tl.float32), 1)
-    at, stride = parts + first * PAD + place, programs * PAD
-    tl.store(at, top, place < PAD)
-    tl.store(at + stride, z, place < PAD)
-    tl.store(at + 2 * stride, mean, place < PAD)
-    tl.store(at + 3 * stride, variance, place < PAD)
-    tl.store(at + 4 * stride, own, place < PAD)
-    tl.store(at + 5 * stride, others, place < PAD)
-    tl.store(at + 6 * stride, count, place < PAD)
+    at, stride = parts + first * BM + place, programs * BM
+    tl.store(at, top)
+    tl.store(at + stride, z)
+    tl.store(at + 2 * stride, mean)
+    tl.store(at + 3 * stride, variance)
+    tl.store(at + 4 * stride, own)
+    tl.store(at + 5 * stride, others)
+    tl.store(at + 6 * stride, count)
 
 
 @triton.jit(
@@ -128,7 +124,7 @@ def sample_logits(x, y, ids, scale, parts, x_least, y_least, N, sample, shift, p
     do_not_specialize_on_alignment=("parts", "scale", "log_gain", "curvature", "far_in_a_row"),
 )
 def newton(parts, scale, log_gain, curvature, far_in_a_row, N, sample, programs, largest,
-           MAX_PROGRAMS: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+           MAX_PROGRAMS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One step of ``links.fitted.Fitted``, in place, from the ``parts`` of ``sample`` of N anchors.
 
     ``largest`` is the logit of c = 1 at scale 1.
@@ -136,15 +132,15 @@ def newton(parts, scale, log_gain, curvature, far_in_a_row, N, sample, programs,
     old, times = tl.load(log_gain).to(tl.float64), tl.load(scale).to(tl.float64)
     anchors, gradient, spread = 0.0 * old, 0.0 * old, 0.0 * old
     smoothing = 1.0 / (N.to(tl.float64) + 2.0)
-    program, stride = tl.arange(0, MAX_PROGRAMS), programs * PAD
-    for first in range(0, PAD, BLOCK):
+    program, stride = tl.arange(0, MAX_PROGRAMS), programs * BM
+    for first in range(0, BM, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        at = parts + program[:, None] * PAD + place[None, :]
+        at = parts + program[:, None] * BM + place[None, :]
         here = (program < programs)[:, None] & (place < sample)[None, :]
-        tops = tl.load(at, here, float("-inf")).to(tl.float64)
+        tops = tl.load(at, here, float("-inf"))
         top = tl.max(tops, 0)
         top = tl.where(top == float("-inf"), 0.0, top)
-        weight = tl.load(at + stride, here, 0.0).to(tl.float64) * tl.exp(tops - top[None, :])
+        weight = (tl.load(at + stride, here, 0.0) * tl.exp(tops - top[None, :])).to(tl.float64)
         means = tl.load(at + 2 * stride, here, 0.0).to(tl.float64)
         variances = tl.load(at + 3 * stride, here, 0.0).to(tl.float64)
         own = tl.sum(tl.load(at + 4 * stride, here, 0.0).to(tl.float64), 0)
