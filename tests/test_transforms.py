@@ -23,6 +23,9 @@ LOSSES = {
     "nt_xent": lambda a, b, link: nt_xent(a, b, link=link),
     "info_nce": lambda a, b, link: info_nce(a, b, symmetric=True, link=link, reduction="sum"),
     "queue": lambda a, b, link: info_nce(a, b, b.detach().flip(0), link=link),
+    "balanced": lambda a, b, link: info_nce(
+        a, b, symmetric=True, ids=LABELS[: len(a)], balanced=True, link=link
+    ),
     "own": lambda a, b, link: info_nce(a, b, torch.stack([b, a], 1).flip(0), in_batch=True, link=link),
     "ids": lambda a, b, link: info_nce(a, b, ids=LABELS[: len(a)], link=link),
     "none": lambda a, b, link: info_nce(a, b, link=link, reduction="none").square().sum(),

@@ -1,8 +1,19 @@
 """Link names: one spelling each, and one sentence for what is none."""
 
-import pytest
+from functools import partial
 
-from taufree import CalibratedLogOdds, LearnableTemperature, LogOdds, Temperature, baselines
+import pytest
+import torch
+
+from taufree import (
+    CalibratedLogOdds,
+    LearnableTemperature,
+    LogOdds,
+    Temperature,
+    baselines,
+    info_nce,
+    nt_xent,
+)
 from taufree.experiments import link_names
 from taufree.experiments.link_names import describe, in_order, make_link, parse_links
 from taufree.links import named
@@ -33,11 +44,29 @@ def test_names_make_links():
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(
         ValueError,
-        match=r"free, fitted, fitted-temperature, calibrated, learnable, macl, .*, gain=G .*, or a positive "
-        "temperature, got ",
+        match=r"free, fitted, fitted-temperature, calibrated, learnable, macl, .*, gain=G .*, a positive "
+        "temperature, or balanced or balanced:LINK, got ",
     ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
+
+
+def test_the_balanced_loss_of_any_link():
+    names = "balanced,balanced:free,balanced:0.250,balanced:fitted,balanced:gain=2.0"
+    assert parse_links(names) == ("balanced", "balanced:0.25", "balanced:fitted", "balanced:gain=2")
+    assert isinstance(make_link("balanced").link, LogOdds)
+    assert make_link("balanced:0.25").link.tau == 0.25
+    assert in_order({"balanced", "free", "0.5"}) == ["free", "0.5", "balanced"]
+    with pytest.raises(ValueError, match=r"must be balanced:LINK, got the scheme macl\.$"):
+        parse_links("balanced:macl")
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_balanced_loss_is_the_functions(pairs):
+    a, b, ids = torch.randn(6, 5), torch.randn(6, 5), torch.arange(6) // 2
+    found = make_link("balanced:0.5", pairs=pairs)(a, b, ids=ids)
+    loss = partial(info_nce, symmetric=True) if pairs else nt_xent
+    assert torch.equal(found, loss(a, b, ids=ids, link=0.5, balanced=True))
 
 
 def test_a_link_of_ones_own(tmp_path, monkeypatch):

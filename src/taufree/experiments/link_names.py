@@ -42,7 +42,10 @@ SCHEMES = {
 GAIN = "gain="
 """How the name of a free link with a gain of its own begins."""
 OWN = ":"
-"""What is in the name of a user's own link, ``module:Class``, and before the settings of a scheme."""
+"""What is in the name of a user's own link, ``module:Class``, before the settings of a scheme, and before the
+link of a balanced loss."""
+BALANCED = "balanced"
+"""The balanced loss of the free link; ``balanced:0.25`` is that of another."""
 
 
 def parse_links(text: str) -> tuple[str, ...]:
@@ -68,6 +71,9 @@ def make_link(name: str, *, pairs: bool = False, samples: int | None = None) -> 
     (Temperature(tau=0.1), LogOdds(gain=2.0, resolution=0.0001), DySTreSS(low=0.1, high=0.2))
     """
     recipes = {"pairs": pairs, "samples": samples, "gather_distributed": True}
+    if _is_balanced(name):
+        link = make_link(_link_of_balanced(name))
+        return _scheme_class(name)(link, pairs=pairs, gather_distributed=True)
     if is_scheme(name):
         made = _scheme_class(name)
         return made(**_taken(made, recipes), **_settings(name))
@@ -89,12 +95,12 @@ def temperature_of(name: str) -> float | None:
 
 
 def is_scheme(name: str) -> bool:
-    """Whether it is one of :mod:`taufree.baselines`.
+    """Whether it is one of :mod:`taufree.baselines`, or the balanced loss, which recipes treat as one.
 
-    >>> is_scheme("macl:tau0=0.2"), is_scheme("free")
-    (True, False)
+    >>> is_scheme("macl:tau0=0.2"), is_scheme("balanced"), is_scheme("free")
+    (True, True, False)
     """
-    return name.partition(OWN)[0] in SCHEMES
+    return name.partition(OWN)[0] in SCHEMES or _is_balanced(name)
 
 
 def scheme_needs(name: str) -> frozenset[str] | None:
@@ -111,24 +117,30 @@ def scheme_needs(name: str) -> frozenset[str] | None:
 def scheme_settings(name: str) -> list[str]:
     """The numbers that a user of a scheme chooses.
 
-    >>> scheme_settings("macl"), scheme_settings("pps")
-    (['tau0', 'alpha', 'a0'], [])
+    >>> scheme_settings("macl"), scheme_settings("pps"), scheme_settings("balanced:0.25")
+    (['tau0', 'alpha', 'a0'], [], ['tau'])
     """
+    if _is_balanced(name):
+        return [] if temperature_of(_link_of_balanced(name)) is None else ["tau"]
     takes = inspect.signature(_scheme_class(name)).parameters.values()
     return [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "samples"]
 
 
 def link_source(name: str) -> str | None:
     """A digest of the code of a user's own link, None for the links of this package."""
+    if _is_balanced(name):
+        return link_source(_link_of_balanced(name))
     return source_digest(name.partition(OWN)[0]) if OWN in name and not is_scheme(name) else None
 
 
 def describe(name: str) -> str:
     """The link in words for a table or a legend.
 
-    >>> [describe(name) for name in ("free", "0.5", "learnable", "gain=2")]
-    ['free', 'tau 0.5', 'learnable tau', 'gain 2']
+    >>> [describe(name) for name in ("free", "0.5", "learnable", "gain=2", "balanced", "balanced:0.5")]
+    ['free', 'tau 0.5', 'learnable tau', 'gain 2', 'balanced', 'tau 0.5, balanced']
     """
+    if _is_balanced(name) and name != BALANCED:
+        return f"{describe(_link_of_balanced(name))}, {BALANCED}"
     if name.startswith(GAIN):
         return name.replace("=", " ")
     if name in IN_WORDS:
@@ -148,6 +160,11 @@ def in_order(names: set[str]) -> list[str]:
 def _canonical(name: str) -> str:
     if name in NAMED_LINKS or name in SCHEMES:
         return name
+    if _is_balanced(name):
+        link = _canonical(_link_of_balanced(name))
+        if is_scheme(link):
+            raise ValueError(f"links has {name!r}, which must be balanced:LINK, got the scheme {link}.")
+        return BALANCED if link == "free" else f"{BALANCED}{OWN}{link}"
     if is_scheme(name):
         return _scheme_name(name)
     if OWN in name:
@@ -161,7 +178,7 @@ def _canonical(name: str) -> str:
     if not (number > 0 and least <= number < math.inf):
         raise ValueError(
             f"links must be {', '.join([*NAMED_LINKS, *SCHEMES])}, gain=G with G of at least 0.5, "
-            f"MODULE:CLASS, or a positive temperature, got {name!r}."
+            f"MODULE:CLASS, a positive temperature, or {BALANCED} or {BALANCED}:LINK, got {name!r}."
         )
     return kind + _shortest(number)
 
@@ -170,7 +187,19 @@ def _shortest(number: float) -> str:
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
+def _is_balanced(name: str) -> bool:
+    return name.partition(OWN)[0] == BALANCED
+
+
+def _link_of_balanced(name: str) -> str:
+    return name.partition(OWN)[2] or "free"
+
+
 def _scheme_class(name: str) -> Any:
+    if _is_balanced(name):
+        from taufree.experiments.balanced import Balanced
+
+        return Balanced
     from taufree import baselines
 
     return getattr(baselines, SCHEMES[name.partition(OWN)[0]])
