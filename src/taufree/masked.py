@@ -59,7 +59,13 @@ def similarity(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def masked_losses(
-    anchors: Tensor, samples: Tensor, positives: Tensor, candidates: Tensor, link: Link
+    anchors: Tensor,
+    samples: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    link: Link,
+    *,
+    balanced: bool = False,
 ) -> Tensor:
     """Each anchor's mean over its positives of -log(weight of the positive / sum over its candidates), [N].
 
@@ -68,9 +74,14 @@ def masked_losses(
     Args:
         anchors, samples: [N, D] and [M, D].
         positives, candidates: booleans [N, M]; a positive must be a candidate.
+        balanced: see ``taufree.info_nce``.
     """
     gap, rise = similarity(anchors, samples)
-    link = prepare_by_mask(link, gap, rise, candidates & ~positives, positives, anchors.shape[1])
+    negatives = candidates & ~positives
+    link = prepare_by_mask(link, gap, rise, negatives, positives, anchors.shape[1])
     logits = masked_logits(link, gap, rise, ~candidates)
+    if balanced:
+        count = negatives.sum(1, keepdim=True).clamp(min=1).to(logits.dtype)
+        logits = logits.where(positives, logits - count.log())
     losses = reference.by_label(logits, positives, positives.sum(1))
     return losses.to(result_dtype(anchors, samples))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from taufree import info_nce, nt_xent
+from taufree import info_nce, nt_xent, temperature_free
 from taufree.integrations.lightly import DCLLoss, DCLWLoss, NTXentLoss
 from tests.support.comparison import agree, rows
 from tests.support.largest import Largest
@@ -30,6 +30,16 @@ def test_nt_xent_without_is_free():
     bank = NTXentLoss(memory_bank_size=(7, 6))
     negatives = bank.memory_bank.bank.clone()
     torch.testing.assert_close(bank(A, B), info_nce(A, B, negatives))
+
+
+def test_balanced_is_that_of_taufree_with_a_bank_too():
+    torch.testing.assert_close(NTXentLoss(balanced=True)(A, B), nt_xent(A, B, balanced=True))
+    bank = NTXentLoss(memory_bank_size=(7, 6), balanced=True)
+    negatives = bank.memory_bank.bank.clone()
+    torch.testing.assert_close(bank(A, B), info_nce(A, B, negatives, balanced=True))
+    assert temperature_free(bank).balanced
+    with pytest.raises(TypeError, match=r"^balanced must be True or False, got str\.$"):
+        NTXentLoss(balanced="yes")
 
 
 def test_the_memory_bank_is_lightlys():

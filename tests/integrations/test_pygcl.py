@@ -55,6 +55,28 @@ def test_without_it_is_free():
     torch.testing.assert_close(CASES["graphs"](InfoNCE()), info_nce(G1, G2, symmetric=True))
 
 
+def test_balanced_is_that_of_taufree_by_any_mask():
+    loss = InfoNCE(balanced=True)
+    assert "balanced=True" in repr(loss)
+    torch.testing.assert_close(CASES["nodes, both views"](loss), nt_xent(H1, H2, balanced=True))
+    expected = info_nce(H1, H2, symmetric=True, balanced=True)
+    torch.testing.assert_close(CASES["nodes"](loss), expected)
+    positives, negatives = torch.eye(12), 1 - torch.eye(12) - FRIENDS
+    found = loss.compute(H1, H2, positives, negatives)
+    ids = torch.arange(12)
+    expected = torch.stack(
+        [
+            info_nce(
+                H1[[i]], H2[[i]], H2[negatives[i].bool()], ids=ids[[i]] + 100, negative_ids=ids[:10],
+                balanced=True,
+            )
+            for i in range(12)
+        ]
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected.mean())
+    assert temperature_free(loss).balanced
+
+
 def test_an_anchor_is_no_negative_of_its_own():
     torch.testing.assert_close(CASES["nodes, both views"](InfoNCE()), nt_xent(H1, H2))
 

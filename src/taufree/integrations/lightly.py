@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from taufree import distributed, info_nce, nt_xent
-from taufree.checks import check_alike
+from taufree.checks import check_alike, check_flags
 from taufree.dtypes import result_dtype
 from taufree.functional import paired_logits
 from taufree.integrations import Linked, as_twin, link_of, positive
@@ -34,7 +34,7 @@ class NTXentLoss(Linked, original.NTXentLoss):
             a size alone takes D from the first batch.
         gather_distributed: contrast with the batches of all ranks; with a bank, store them.
         link: instead of a temperature, any other link or its name.
-        backend: see ``taufree.nt_xent``.
+        balanced, backend: see ``taufree.nt_xent``; attributes too.
 
     Shape:
         out0, out1: [N, D]; the result is a scalar.
@@ -48,6 +48,7 @@ class NTXentLoss(Linked, original.NTXentLoss):
     """
 
     size_without_width = 0
+    balanced = False
 
     def __init__(
         self,
@@ -56,9 +57,11 @@ class NTXentLoss(Linked, original.NTXentLoss):
         gather_distributed: bool = False,
         *,
         link: LinkLike = None,
+        balanced: bool = False,
         backend: str = "auto",
     ) -> None:
         link_of(temperature, link=link)
+        check_flags(balanced=balanced)
         if not isinstance(memory_bank_size, int | Sequence):
             got = type(memory_bank_size).__name__
             raise TypeError(f"memory_bank_size must be an integer or a pair (size, D), got {got}.")
@@ -66,6 +69,7 @@ class NTXentLoss(Linked, original.NTXentLoss):
             self.size_without_width, memory_bank_size = memory_bank_size, 0
         super().__init__(1.0 if temperature is None else temperature, memory_bank_size, gather_distributed)
         self._set_options(temperature, link, backend)
+        self.balanced = balanced
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         check_alike(out0=out0, out1=out1)
@@ -80,6 +84,7 @@ class NTXentLoss(Linked, original.NTXentLoss):
                 out0,
                 out1,
                 link=self.link,
+                balanced=self.balanced,
                 gather_distributed=self.gather_distributed,
                 backend=self.backend,
             )
@@ -88,7 +93,7 @@ class NTXentLoss(Linked, original.NTXentLoss):
             raise ValueError(f"out1 must have the {bank.shape[1]} columns of memory_bank_size, got {width}.")
         unit = normalize(out1.detach().to(result_dtype(out1)), dim=1)
         negatives = self.memory_bank(unit, update=out0.requires_grad)[1].T.to(out0.device)
-        return info_nce(out0, out1, negatives, link=self.link, backend=self.backend)
+        return info_nce(out0, out1, negatives, link=self.link, balanced=self.balanced, backend=self.backend)
 
 
 class DCLLoss(Linked, original.DCLLoss):

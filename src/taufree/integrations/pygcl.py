@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from taufree import info_nce, nt_xent
+from taufree.checks import check_flags
 from taufree.integrations import Linked, as_twin, link_of
 from taufree.links import LearnableTemperature, LinkLike, Temperature
 from taufree.masked import check_rows, masked_losses
@@ -38,20 +39,30 @@ class InfoNCE(Linked, original.InfoNCE):
         tau: None for the log-odds, else PyGCL's loss; a parameter is learned.
         link: instead of ``tau``, any other link or its name. As PyGCL's losses are no modules, the parameters
             of a contrast model are without those of its link.
+        balanced: see ``taufree.nt_xent``; an attribute too.
         backend: see ``taufree.info_nce``; masks that are computed densely allow "auto" and "reference".
     """
 
     temperature_name = "tau"
+    balanced = False
 
     def __init__(
-        self, tau: float | Tensor | None = None, *, link: LinkLike = None, backend: str = "auto"
+        self,
+        tau: float | Tensor | None = None,
+        *,
+        link: LinkLike = None,
+        balanced: bool = False,
+        backend: str = "auto",
     ) -> None:
         link_of(tau, "tau", link)
+        check_flags(balanced=balanced)
         super().__init__(tau)
         self._set_options(tau, link, backend)
+        self.balanced = balanced
 
     def __repr__(self) -> str:
-        return f"InfoNCE(link={self.link}, backend={self.backend!r})"
+        balanced = ", balanced=True" * self.balanced
+        return f"InfoNCE(link={self.link}{balanced}, backend={self.backend!r})"
 
     def compute(
         self, anchor: Tensor, sample: Tensor, pos_mask: Tensor, neg_mask: Tensor, *args: Any, **kwargs: Any
@@ -79,19 +90,27 @@ class InfoNCE(Linked, original.InfoNCE):
         if paired and alone and candidates.sum() == n * (m - 1):
             return self._of_views(anchor, sample[:n])
         self._check_dense("these masks")
-        return masked_losses(anchor, sample, positives, candidates, link).mean()
+        losses = masked_losses(anchor, sample, positives, candidates, link, balanced=self.balanced)
+        return losses.mean()
 
     def _of_all(self, anchor: Tensor, sample: Tensor) -> Tensor:
         """The loss where all samples count, those beyond the positives as negatives of every anchor."""
         n = anchor.shape[0]
         more = sample[n:] if sample.shape[0] > n else None
-        return info_nce(anchor, sample[:n], more, in_batch=True, link=self.link, backend=self.backend)
+        options: dict[str, Any] = {"link": self.link, "balanced": self.balanced, "backend": self.backend}
+        return info_nce(anchor, sample[:n], more, in_batch=True, **options)
 
     def _of_views(self, anchor: Tensor, other: Tensor) -> Tensor:
         """The loss of the anchors of one view alone."""
-        return nt_xent(anchor, other, link=self.link, reduction="none", backend=self.backend)[
-            : len(anchor)
-        ].mean()
+        losses = nt_xent(
+            anchor,
+            other,
+            link=self.link,
+            balanced=self.balanced,
+            reduction="none",
+            backend=self.backend,
+        )
+        return losses[: len(anchor)].mean()
 
 
 def _usual_masks(pos_mask: Tensor, neg_mask: Tensor, n: int, m: int) -> str | None:
