@@ -29,8 +29,9 @@ from taufree import LearnableTemperature, Link, LogOdds, Temperature
 from tests.support.oracles import Case, hard_factors
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-126}
-"""Gradients below are zero."""
+SMALLEST = {torch.float32: 2.0**-60, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-60}
+"""Gradients below may be zero: the kernels take shares of the softmax below 2^-86 for that, and the slopes of
+many negatives add up to less than 2^26."""
 NEAR_TOLERANCE = {torch.float32: 5e-3, torch.float16: 0.1, torch.bfloat16: 0.3}
 """Next to copies, where the log-odds are as exact as 1 - c is."""
 FAR_BELOW = -1e4  # a logit whose weight is 0 beside any other
