@@ -17,8 +17,8 @@ def sequences(
         typer.Argument(
             parser=path,
             metavar="LOG",
-            help="MovieLens's ratings.csv, ratings.dat or u.data, or a CSV, TSV (also .gz) or Parquet file; "
-            "a CSV may have commas, semicolons or tabs.",
+            help="MovieLens's ratings.csv, ratings.dat or u.data, RecBole's NAME.inter, or a CSV, TSV (also "
+            ".gz) or Parquet file; a CSV may have commas, semicolons or tabs.",
         ),
     ],
     out: Annotated[Path, typer.Option(parser=path, help="Folder of the two files; made if it is not there.")],

@@ -36,7 +36,7 @@ def check(folder, summary):
     "layout",
     [
         *("ratings.csv", "log.tsv", "LOG.TSV", "log.parquet", "u.data", "ratings.dat", "log.tsv.gz"),
-        *("semicolons.csv", "semicolons.csv.gz", "tabs.csv"),
+        *("semicolons.csv", "semicolons.csv.gz", "tabs.csv", "log.inter"),
     ],
 )
 def test_every_layout_gives_the_same_sequences(tmp_path, layout):
@@ -47,7 +47,10 @@ def test_every_layout_gives_the_same_sequences(tmp_path, layout):
     else:
         between = {"ratings.csv": ",", "ratings.dat": "::"}.get(layout, "\t")
         between = ";" if layout.startswith("semicolons") else between
-        head = between.join(("userId", "movieId", "rating", "timestamp")) + "\n"
+        names = ("userId", "movieId", "rating", "timestamp")
+        if layout == "log.inter":
+            names = ("user_id:token", "item_id:token", "rating:float", "timestamp:float")
+        head = between.join(names) + "\n"
         lines = "".join(between.join(map(str, row)) + "\n" for row in fields)
         text = (lines if layout in ("u.data", "ratings.dat") else head + lines).encode()
         log.write_bytes(gzip.compress(text) if layout.endswith(".gz") else text)

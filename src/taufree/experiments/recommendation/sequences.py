@@ -54,8 +54,8 @@ def build_sequences(
     """Write ``out/NAME.train.inter`` and ``out/NAME.test.inter``, with NAME that of the folder.
 
     Args:
-        log: MovieLens's ``ratings.csv``, ``ratings.dat`` or ``u.data``, or any CSV, TSV or Parquet file; a
-            CSV may have commas, semicolons or tabs.
+        log: MovieLens's ``ratings.csv``, ``ratings.dat`` or ``u.data``, RecBole's ``NAME.inter``, or any CSV,
+            TSV or Parquet file; a CSV may have commas, semicolons or tabs.
         user, item, time: names of the columns; None stands for the usual ones.
         core: users and items have at least so many interactions; users at least three in any case.
 
@@ -155,7 +155,8 @@ def _separator(log: Path, options: dict[str, Any]) -> str:
 
 
 def _column(frame: pl.DataFrame, log: Path, kind: str, name: str | None) -> str:
-    usual = [column for column in frame.columns if column.lower() in NAMES[kind]]
+    # RecBole's names have a type behind: user_id:token.
+    usual = [column for column in frame.columns if column.lower().partition(":")[0] in NAMES[kind]]
     found = [name] if name in frame.columns else usual if name is None else []
     if len(found) != 1:
         wanted = repr(name) if name else f"called {' or '.join(NAMES[kind])}"
