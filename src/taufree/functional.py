@@ -439,20 +439,27 @@ def _directions(contrast: Contrast) -> list[Contrast]:
 
 def _negative_count(contrast: Contrast, gather: GatherLike) -> Tensor:
     """[N]: how many negatives each anchor has, of all ranks."""
-    anchors, ids, labels = contrast.anchors, contrast.ids, contrast.labels
-    if labels is not None and contrast.key_groups is not None:
+    n, device, ids = contrast.n, contrast.anchors.device, contrast.ids
+    if contrast.labels is not None and contrast.key_groups is not None:
         every = distributed.all_rows(contrast.key_groups.long(), gather)
-        return len(every) - how_many(labels.long(), every)
-    count = torch.zeros(contrast.n, dtype=torch.long, device=anchors.device)
+        return len(every) - how_many(contrast.labels.long(), every)
+
+    def among(rows: int, groups: Tensor | None) -> Tensor | int:
+        """Of so many candidates on this rank, those of all ranks that have not the anchor's id."""
+        if ids is None or groups is None:
+            if not distributed.active(gather):
+                return rows
+            return len(distributed.all_rows(torch.zeros(rows, dtype=torch.bool, device=device), gather))
+        every = distributed.all_rows(groups.long(), gather)
+        return len(every) - how_many(ids, every)
+
+    count: Tensor | int = 0
     if contrast.in_batch:
-        every = distributed.all_rows(count if ids is None else ids.long(), gather)
-        not_counted = 2 if contrast.keys is None else 1  # the positive, and the anchor itself
-        count = count + len(every) - (not_counted if ids is None else how_many(ids, every))
+        count = among(n, ids)
+        if ids is None:  # which leaves out the positive, and the anchor itself
+            count = count - (2 if contrast.keys is None else 1)
     if contrast.queue is not None:
-        queue_ids = contrast.queue_ids
-        blank = torch.zeros(len(contrast.queue), dtype=torch.long, device=anchors.device)
-        every = distributed.all_rows(blank if queue_ids is None else queue_ids.long(), gather)
-        count = count + len(every)
-        if ids is not None and queue_ids is not None:
-            count = count - how_many(ids, every)
-    return count if contrast.own_negatives is None else count + contrast.own_negatives.shape[1]
+        count = count + among(len(contrast.queue), contrast.queue_ids)
+    if contrast.own_negatives is not None:
+        count = count + contrast.own_negatives.shape[1]
+    return count if isinstance(count, Tensor) else torch.full((n,), count, device=device)
