@@ -449,7 +449,7 @@ def _negative_count(contrast: Contrast, gather: GatherLike) -> Tensor:
         if ids is None or groups is None:
             if not distributed.active(gather):
                 return rows
-            return len(distributed.all_rows(torch.zeros(rows, dtype=torch.bool, device=device), gather))
+            return len(distributed.all_rows(torch.zeros(rows, dtype=torch.uint8, device=device), gather))
         every = distributed.all_rows(groups.long(), gather)
         return len(every) - how_many(ids, every)
 
