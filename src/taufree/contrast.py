@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from taufree.dtypes import wide_dtype
 from taufree.stats import Tally, Tracker
 
 Span: TypeAlias = range | slice  # from start to stop; code compiled for a slice holds for any stop
@@ -62,6 +63,8 @@ class Contrast:
         positives: [N], how many positives each anchor has, where other ranks hold some of them.
         decoupled: whether the positives are left out of the denominator (DCL); an anchor without negatives
             has loss 0 then.
+        balanced: whether the negatives count by the mean of their weights: by ``offsets``, once their number
+            is known.
         queue_ids: [M], those of the queue; a row with the anchor's id is left out.
         hardness: a negative's weight is multiplied by exp(hardness * c), which gets no gradient.
         offsets: a negative's weight is divided by exp(offset): [1, N], or [2, N] with those of the keys if
@@ -84,6 +87,7 @@ class Contrast:
     key_labels: Tensor | None = None
     positives: Tensor | None = None
     decoupled: bool = False
+    balanced: bool = False
     queue_ids: Tensor | None = None
     hardness: float = 0.0
     offsets: Tensor | None = None
@@ -121,6 +125,15 @@ class Contrast:
         count = self.m if self.in_batch else 0
         count += 0 if self.queue is None else self.queue.shape[0]
         return count + (0 if self.own_negatives is None else self.own_negatives.shape[1])
+
+    def directions(self) -> list[Contrast]:
+        """One for each direction: that of the keys, if they are anchors too, has neither queue nor negatives
+        of one anchor each."""
+        if not self.symmetric or self.keys is None:
+            return [self]
+        one = replace(self, symmetric=False)
+        alone = replace(one, queue=None, queue_ids=None, own_negatives=None)
+        return [one, replace(alone, anchors=self.keys, keys=self.anchors)]
 
     def but(self, **fields: Any) -> Contrast:
         """As dataclasses.replace, which takes a tenth of the time of a small loss; not for compiled code."""
@@ -189,6 +202,45 @@ class Shard(NamedTuple):
     are_anchors: bool  # whether they are anchors too, on their rank
     tally: Tally | None = None  # theirs, if they are anchors too and the pairs are tracked
     scale: Tensor | None = None  # [K], their scales as anchors, if each anchor has one
+
+
+def count_negatives(
+    contrast: Contrast, rows: int, groups: Tensor | None, queued: int, queue_ids: Tensor | None
+) -> Tensor:
+    """[N]: how many negatives each anchor has among ``rows`` candidates in the batch, of ``groups``, and
+    ``queued`` shared negatives of ``queue_ids``, those of all ranks."""
+    own = contrast.groups
+    if contrast.labels is not None and groups is not None:
+        return groups.shape[0] - how_many(contrast.labels, groups)
+    count: Tensor | int = 0
+    if contrast.in_batch and own is not None and groups is not None:
+        count = groups.shape[0] - how_many(own, groups)
+    elif contrast.in_batch:  # all but the positive, and the anchor itself
+        count = rows - (2 if contrast.keys is None else 1)
+    if contrast.queue is not None:
+        count = count + queued
+        if own is not None and queue_ids is not None:
+            count = count - how_many(own, queue_ids)
+    if contrast.own_negatives is not None:
+        count = count + contrast.own_negatives.shape[1]
+    if isinstance(count, Tensor):
+        return count
+    return torch.full((contrast.n,), count, device=contrast.anchors.device)
+
+
+def balance(
+    contrast: Contrast, rows: int, groups: Tensor | None, queued: int, queue_ids: Tensor | None
+) -> Contrast:
+    """The same with the logarithms of how many negatives the anchors have in its offsets, if it is balanced;
+    see :func:`count_negatives`."""
+    if not contrast.balanced:
+        return contrast
+    counts = [
+        count_negatives(one, rows, groups, queued, queue_ids).clamp(min=1) for one in contrast.directions()
+    ]
+    found = torch.stack(counts).to(wide_dtype(contrast.anchors.device)).log_()
+    found = found if contrast.offsets is None else contrast.offsets + found
+    return replace(contrast, balanced=False, offsets=found)
 
 
 def how_many(labels: Tensor, key_labels: Tensor | None) -> Tensor:

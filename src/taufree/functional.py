@@ -26,9 +26,8 @@ from taufree.checks import (
     check_weights,
     without_temperature,
 )
-from taufree.contrast import Contrast, how_many
+from taufree.contrast import Contrast, balance, count_negatives
 from taufree.distributed import GatherLike
-from taufree.dtypes import wide_dtype
 from taufree.links import Link, LinkLike, Temperature
 from taufree.reduction import anchor_weights
 from taufree.stats import Tracker
@@ -150,12 +149,13 @@ def info_nce(
         own_negatives=own_negatives,
         ids=ids,
         decoupled=decoupled,
+        balanced=balanced,
         queue_ids=negative_ids,
         hardness=check_hardness(hardness),
         tracker=_tracker,
     )
     check_weights(weights, query)
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness, balanced)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
 
 
 @without_temperature
@@ -205,10 +205,11 @@ def nt_xent(
         shift=view_a.shape[0],
         ids=None if ids is None else torch.cat([ids, ids]),
         decoupled=decoupled,
+        balanced=balanced,
         hardness=check_hardness(hardness),
         tracker=_tracker,
     )
-    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness, balanced)
+    return _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
 
 
 @without_temperature
@@ -291,10 +292,11 @@ def sup_con(
         labels=labels,
         key_labels=key_labels,
         decoupled=decoupled,
+        balanced=balanced,
         hardness=check_hardness(hardness),
         tracker=_tracker,
     )
-    found = _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness, balanced)
+    found = _loss(contrast, link, weights, reduction, gather_distributed, backend, scale_hardness)
     return found if views is None or reduction != "none" else found.reshape(-1, views)
 
 
@@ -363,7 +365,6 @@ def _loss(
     gather_distributed: GatherLike,
     backend: str,
     scale_hardness: bool = True,
-    balanced: bool = False,
 ) -> Tensor:
     """``given`` are the user's weights [N] of the anchors."""
     link = check_options(link, reduction, backend, kept=False)
@@ -375,13 +376,14 @@ def _loss(
     if contrast.hardness and scale_hardness:
         with torch.no_grad():
             contrast = replace(contrast, offsets=_mean_factors(contrast, gather_distributed, backend))
-    if balanced:
-        contrast = replace(contrast, offsets=_log_counts(contrast, gather_distributed))
     if distributed.active(gather_distributed):
         found = sharded.loss(contrast, link, given, reduction, gather_distributed, backend)
     else:
         if backend == "triton" and link.formula is not None:
             choose(backend, contrast, link)  # which may refuse, before the link measures anything
+        queue = contrast.queue
+        queued = 0 if queue is None else queue.shape[0]
+        contrast = balance(contrast, contrast.m, contrast.key_groups, queued, contrast.queue_ids)
         kernels = backend == "triton" or (backend == "auto" and contrast.anchors.is_cuda)
         measure = ContrastMeasure(contrast, link, kernels=kernels)
         link, contrast = link.prepare(measure), measure.contrast
@@ -403,13 +405,13 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
     The logarithm of the sum is the decoupled loss of temperature 1 / hardness, plus the positive's logit.
     """
     link, anchors = Temperature(1 / contrast.hardness), contrast.anchors.detach()
-    plain = replace(contrast, hardness=0.0, decoupled=True, tracker=None)
+    plain = replace(contrast, hardness=0.0, decoupled=True, balanced=False, tracker=None)
     if contrast.labels is not None:  # each anchor its own positive, and those of its label left out by id
         plain = Contrast(anchors, anchors, ids=contrast.labels, decoupled=True)
         if contrast.keys is not None:
             plain = replace(plain, in_batch=False, queue=contrast.keys, queue_ids=contrast.key_labels)
     found = []
-    for one in _directions(plain):
+    for one in plain.directions():
         loss = _loss(one, link, None, "none", gather, backend)
         with no_autocast(anchors.device):  # whose roll refuses all half dtypes but its own
             key = one.anchors.roll(-one.shift, 0) if one.keys is None else one.keys
@@ -419,47 +421,17 @@ def _mean_factors(contrast: Contrast, gather: GatherLike, backend: str) -> Tenso
     return torch.stack(found).detach()
 
 
-@torch.no_grad()
-def _log_counts(contrast: Contrast, gather: GatherLike) -> Tensor:
-    """[1, N], or [2, N] for both directions: the offsets that there are, and added to them the logarithm of
-    how many negatives each anchor has."""
-    counts = [_negative_count(one, gather).clamp(min=1) for one in _directions(contrast)]
-    found = torch.stack(counts).to(wide_dtype(contrast.anchors.device)).log_()
-    return found if contrast.offsets is None else contrast.offsets + found
-
-
-def _directions(contrast: Contrast) -> list[Contrast]:
-    """Each direction of a contrast without labels as one of its own."""
-    if not contrast.symmetric or contrast.keys is None:
-        return [contrast]
-    one = replace(contrast, symmetric=False)
-    alone = replace(one, queue=None, queue_ids=None, own_negatives=None)
-    return [one, replace(alone, anchors=contrast.keys, keys=contrast.anchors)]
-
-
 def _negative_count(contrast: Contrast, gather: GatherLike) -> Tensor:
-    """[N]: how many negatives each anchor has, of all ranks."""
-    n, device, ids = contrast.n, contrast.anchors.device, contrast.ids
-    if contrast.labels is not None and contrast.key_groups is not None:
-        every = distributed.all_rows(contrast.key_groups.long(), gather)
-        return len(every) - how_many(contrast.labels.long(), every)
+    """[N]: how many negatives each anchor of a contrast without labels has, of all ranks."""
 
-    def among(rows: int, groups: Tensor | None) -> Tensor | int:
-        """Of so many candidates on this rank, those of all ranks that have not the anchor's id."""
-        if ids is None or groups is None:
-            if not distributed.active(gather):
-                return rows
-            return len(distributed.all_rows(torch.zeros(rows, dtype=torch.uint8, device=device), gather))
-        every = distributed.all_rows(groups.long(), gather)
-        return len(every) - how_many(ids, every)
+    def everywhere(rows: int, ids: Tensor | None) -> tuple[int, Tensor | None]:
+        if not distributed.active(gather):
+            return rows, ids
+        blank = torch.zeros(rows, dtype=torch.long, device=contrast.anchors.device)
+        every = distributed.all_rows(blank if ids is None else ids.long(), gather)
+        return every.shape[0], None if ids is None else every
 
-    count: Tensor | int = 0
-    if contrast.in_batch:
-        count = among(n, ids)
-        if ids is None:  # which leaves out the positive, and the anchor itself
-            count = count - (2 if contrast.keys is None else 1)
-    if contrast.queue is not None:
-        count = count + among(len(contrast.queue), contrast.queue_ids)
-    if contrast.own_negatives is not None:
-        count = count + contrast.own_negatives.shape[1]
-    return count if isinstance(count, Tensor) else torch.full((n,), count, device=device)
+    in_batch = everywhere(contrast.n, contrast.ids) if contrast.in_batch else (0, None)
+    queue = contrast.queue
+    queued = (0, None) if queue is None else everywhere(queue.shape[0], contrast.queue_ids)
+    return count_negatives(contrast, *in_batch, *queued)

@@ -33,6 +33,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     u = normalize(contrast.anchors)
     v = u if contrast.keys is None else normalize(contrast.keys)
     link, column_link = by_direction(link, contrast.n)
+    labelled = contrast.labels is not None
     every_row, every_key = slice(0, contrast.n), slice(0, contrast.m)
     left_out = contrast.left_out(every_row, every_key)
 
@@ -41,7 +42,7 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
     columns = None
     if contrast.in_batch:
         gap, rise = similarity(*u, *v)
-        in_batch = masked_logits(link, gap, rise, left_out, contrast.hardness)
+        in_batch = masked_logits(link, gap, rise, left_out, 0.0 if labelled else contrast.hardness)
         negatives.append(in_batch)
         gaps.append((gap, left_out))
         if contrast.symmetric:
@@ -62,14 +63,17 @@ def anchor_losses(contrast: Contrast, link: Link) -> Tensor:
         negatives.append(link.logit(cosine, gap, rise) + contrast.hardness * cosine.detach())
         gaps.append((gap, None))
     logits = torch.cat(negatives, dim=1)
-    if contrast.offsets is not None:
+    if contrast.offsets is not None and not labelled:
         logits = logits - contrast.offsets[0][:, None]
 
     of = _decoupled if contrast.decoupled else _cross_entropy
-    if contrast.labels is not None:
+    if labelled:
         same, count = contrast.same_label(every_row, every_key), contrast.positive_count()
-        if contrast.offsets is not None or contrast.hardness:  # which are of negatives alone
-            logits = torch.where(same, masked_logits(link, *similarity(*u, *v), left_out), logits)
+        if contrast.hardness:  # which is of negatives alone, as offsets are
+            more = contrast.hardness * ((rise - gap) / 2).detach()
+            logits = logits + more.masked_fill(same, 0)
+        if contrast.offsets is not None:
+            logits = logits - contrast.offsets[0][:, None].masked_fill(same, 0)
         track(contrast, gaps, same, None)
         if not contrast.decoupled:
             return by_label(logits, same, count)

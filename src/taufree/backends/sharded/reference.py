@@ -14,7 +14,7 @@ from torch import Tensor
 
 from taufree.backends import reference
 from taufree.backends.measure import ContrastMeasure
-from taufree.contrast import Contrast
+from taufree.contrast import Contrast, balance
 from taufree.distributed import Ranks
 from taufree.dtypes import result_dtype, wide_dtype
 from taufree.links import Link, from_formula
@@ -51,6 +51,7 @@ def loss(
         queue_ids=gathered(contrast.queue_ids, queues),
         offsets=None if contrast.offsets is None else _offsets(contrast.offsets, ranks, sizes)[:, order],
     )
+    whole = balance(whole, whole.m, whole.key_groups, sum(queues), whole.queue_ids)
     link = link.prepare(ContrastMeasure(whole, link))
     if link.per_anchor and link.formula is not None:
         scale = torch.as_tensor(link.formula_scale())

@@ -63,7 +63,7 @@ from taufree.backends.likelihood import AnchorSample
 from taufree.backends.likelihood import summary as likelihood_of
 from taufree.backends.numerics import full_precision
 from taufree.backends.sharded import blockwise, reference
-from taufree.contrast import Contrast, Shard, how_many
+from taufree.contrast import Contrast, Shard, balance, how_many
 from taufree.distributed import Gather, GatherLike, Ranks, Ring, exchange
 from taufree.dtypes import wide_dtype
 from taufree.links import Cosines, Gain, Likelihood, Link
@@ -153,6 +153,7 @@ def loss(
         contrast = replace(contrast, bias=contrast.bias.among(sum(sizes)))
         return sigmoid.loss(contrast, link, ranks, sizes, groups, weights, backend)
     step = ShardedStep(contrast, ranks, sizes, queues, key_sizes, key_groups, weights)
+    contrast = balance(contrast, sum(key_sizes), key_groups, sum(queues), step.queue_ids)
     link = link.prepare(step)
     step.gather_scales(link)
     make: Callable[..., ShardEngine]
@@ -375,7 +376,7 @@ def _describe(contrast: Contrast, link: Link, given: Tensor | None, reduction: s
         text += f", in_batch={contrast.in_batch}, symmetric={contrast.symmetric}"
     text += "" if contrast.labels is not None else ", with ids" if contrast.ids is not None else ", no ids"
     text += "" if contrast.queue_ids is None else ", with negative_ids"
-    text += ", decoupled" if contrast.decoupled else ""
+    text += ", decoupled" if contrast.decoupled else ", balanced" if contrast.balanced else ""
     text += f", hardness={contrast.hardness}" if contrast.hardness else ""
     text += "" if given is None else ", with weights"
     text += "" if contrast.tracker is None else ", tracked"
