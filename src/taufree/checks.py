@@ -103,8 +103,8 @@ def check_denominator(decoupled: bool, balanced: bool) -> None:
     check_flags(decoupled=decoupled, balanced=balanced)
     if decoupled and balanced:
         raise ValueError(
-            "balanced must be False with decoupled=True, got True; without the positive in the denominator "
-            "the number of negatives changes the loss by a constant alone."
+            "balanced must be False with decoupled=True, got True, since without the positive in the "
+            "denominator the number of negatives changes the loss by a constant alone."
         )
 
 

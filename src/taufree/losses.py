@@ -32,6 +32,7 @@ class _Loss(Gathering):
     """
 
     stats: Stats | None = None
+    balanced = False  # of modules that were pickled before there was such an option
 
     @without_temperature
     def __init__(

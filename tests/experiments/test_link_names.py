@@ -44,8 +44,8 @@ def test_names_make_links():
 def test_anything_else_is_refused_by_name(text):
     with pytest.raises(
         ValueError,
-        match=r"free, fitted, fitted-temperature, calibrated, learnable, macl, .*, gain=G .*, a positive "
-        "temperature, or balanced or balanced:LINK, got ",
+        match=r"free, fitted, fitted-temperature, calibrated, learnable, macl, .*, balanced, balanced:LINK, "
+        "gain=G .*, or a positive temperature, got ",
     ) as error:
         parse_links(f"free,{text}")
     assert repr(text) in str(error.value)
@@ -57,8 +57,13 @@ def test_the_balanced_loss_of_any_link():
     assert isinstance(make_link("balanced").link, LogOdds)
     assert make_link("balanced:0.25").link.tau == 0.25
     assert in_order({"balanced", "free", "0.5"}) == ["free", "0.5", "balanced"]
-    with pytest.raises(ValueError, match=r"must be balanced:LINK, got the scheme macl\.$"):
-        parse_links("balanced:macl")
+
+
+@pytest.mark.parametrize("link", ["", "macl", "balanced", "free:free", "nonsense", "taufree.baselines:MACL"])
+def test_a_balanced_loss_needs_a_link(link):
+    sentence = f"^links has 'balanced:{link}', which must be balanced:LINK with a link, got '{link}'\\.$"
+    with pytest.raises(ValueError, match=sentence):
+        parse_links(f"free,balanced:{link}")
 
 
 @pytest.mark.parametrize("pairs", [False, True])

@@ -435,3 +435,16 @@ def test_a_cone_is_measured_as_well_as_the_sphere():
             info_nce(cone.to(dtype), other.to(dtype), link=link)
         found.append(link.gain)
     assert found[1] == pytest.approx(found[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [FittedLogOdds, FittedTemperature])
+def test_weights_stay_in_range_in_the_narrowest_cone(kind):
+    """Where ever more gain is likelier, as in a network before its training."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.ones(1, 16) + 0.02 * torch.randn(64, 16, generator=generator)
+    link = kind()
+    for _ in range(20):
+        info_nce(a, a + 0.002 * torch.randn(64, 16, generator=generator), link=link)
+    logit = link.formula_scale() * link.largest
+    assert logit <= 690.0 * (1 + 1e-6)
+    assert kind is FittedLogOdds or logit == pytest.approx(690.0)

@@ -5,6 +5,7 @@ So this is a script, for a process with TRITON_INTERPRET=1; it prints each case'
 
 import functools
 import json
+import math
 from dataclasses import replace
 
 import torch
@@ -19,6 +20,7 @@ from taufree import (
     NTXent,
     SupCon,
     Temperature,
+    info_nce,
     nt_xent,
     sigmoid_nce,
 )
@@ -132,6 +134,13 @@ def scaled():
     rows[1:3], keys = rows[4:6], rows.roll(1, 0)
     rows.requires_grad_()
     value = fused.loss(Contrast(rows, keys, symmetric=True), with_gain(torch.tensor(100.0), 1e-4), 1.0)
+    # A scale that only the device knows counts as the largest that float64 holds.
+    cone = torch.ones(5) + 0.02 * rows.detach()
+    losses = [
+        info_nce(cone, cone.roll(1, 1), link=Temperature(tau), backend=backend).item()
+        for tau, backend in ((torch.tensor(1e-4), "triton"), (1 / (1000 * math.log(2)), "blockwise"))
+    ]
+    found["too steep"] = losses
     found["beyond"] = [value.item(), *torch.autograd.grad(value, rows)[0].flatten().tolist()]
     found["refused"] = fused.unsupported(Contrast(rows, keys), LogOdds(gain=100.0))
     return found

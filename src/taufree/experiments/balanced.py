@@ -19,5 +19,13 @@ class Balanced(Scheme):
     def forward(self, view_a: Tensor, view_b: Tensor, ids: Tensor | None = None) -> Tensor:
         """The mean of all anchors."""
         loss = partial(info_nce, symmetric=True) if self.pairs else nt_xent
-        gathers = self.gather_distributed
-        return loss(view_a, view_b, ids=ids, link=self.link, balanced=True, gather_distributed=gathers)
+        return loss(
+            view_a,
+            view_b,
+            ids=ids,
+            link=self.link,
+            balanced=True,
+            reduction=self.reduction,
+            gather_distributed=self.gather_distributed,
+            backend=self.backend,
+        )

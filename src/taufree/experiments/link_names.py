@@ -121,7 +121,8 @@ def scheme_settings(name: str) -> list[str]:
     (['tau0', 'alpha', 'a0'], [], ['tau'])
     """
     if _is_balanced(name):
-        return [] if temperature_of(_link_of_balanced(name)) is None else ["tau"]
+        link = _link_of_balanced(name)
+        return ["gain"] if link.startswith(GAIN) else [] if temperature_of(link) is None else ["tau"]
     takes = inspect.signature(_scheme_class(name)).parameters.values()
     return [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "samples"]
 
@@ -151,20 +152,23 @@ def describe(name: str) -> str:
 def in_order(names: set[str]) -> list[str]:
     """Names in the order of the tables: free, the temperatures from low to high, then the others.
 
-    >>> in_order({"learnable", "1", "0.25", "free"})
-    ['free', '0.25', '1', 'learnable']
+    >>> in_order({"learnable", "1", "0.25", "free", "balanced:10", "balanced:2"})
+    ['free', '0.25', '1', 'balanced:2', 'balanced:10', 'learnable']
     """
-    return sorted(names, key=lambda name: (name != "free", temperature_of(name) or math.inf, name))
+
+    def place(name: str) -> tuple[bool, float, str, float]:
+        balanced = _is_balanced(name)
+        tau = temperature_of(_link_of_balanced(name)) if balanced else None
+        return name != "free", temperature_of(name) or math.inf, BALANCED if tau else name, tau or 0.0
+
+    return sorted(names, key=place)
 
 
 def _canonical(name: str) -> str:
     if name in NAMED_LINKS or name in SCHEMES:
         return name
     if _is_balanced(name):
-        link = _canonical(_link_of_balanced(name))
-        if is_scheme(link):
-            raise ValueError(f"links has {name!r}, which must be balanced:LINK, got the scheme {link}.")
-        return BALANCED if link == "free" else f"{BALANCED}{OWN}{link}"
+        return _balanced_name(name)
     if is_scheme(name):
         return _scheme_name(name)
     if OWN in name:
@@ -177,10 +181,22 @@ def _canonical(name: str) -> str:
         number = math.nan
     if not (number > 0 and least <= number < math.inf):
         raise ValueError(
-            f"links must be {', '.join([*NAMED_LINKS, *SCHEMES])}, gain=G with G of at least 0.5, "
-            f"MODULE:CLASS, a positive temperature, or {BALANCED} or {BALANCED}:LINK, got {name!r}."
+            f"links must be {', '.join([*NAMED_LINKS, *SCHEMES, BALANCED])}, {BALANCED}:LINK, gain=G with G "
+            f"of at least 0.5, MODULE:CLASS, or a positive temperature, got {name!r}."
         )
     return kind + _shortest(number)
+
+
+def _balanced_name(name: str) -> str:
+    try:
+        given = name.partition(OWN)[2]
+        link = _canonical(given) if OWN in name else "free"
+        wrong = is_scheme(link) or scheme_needs(link) is not None
+    except ValueError:
+        wrong = True
+    if wrong:
+        raise ValueError(f"links has {name!r}, which must be {BALANCED}:LINK with a link, got {given!r}.")
+    return BALANCED if link == "free" else f"{BALANCED}{OWN}{link}"
 
 
 def _shortest(number: float) -> str:

@@ -71,6 +71,9 @@ class NTXentLoss(Linked, original.NTXentLoss):
         self._set_options(temperature, link, backend)
         self.balanced = balanced
 
+    def extra_repr(self) -> str:
+        return f"{'balanced=True, ' * self.balanced}{super().extra_repr()}"
+
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         check_alike(out0=out0, out1=out1)
         if self.size_without_width:

@@ -30,12 +30,14 @@ class Gain(NamedTuple):
 
     Attributes:
         largest: the logit of c = 1 at scale 1.
+        most: the largest log_gain.
     """
 
     log_gain: Tensor
     curvature: Tensor
     far_in_a_row: Tensor
     largest: float
+    most: float = math.inf
 
 
 class Cosines(NamedTuple):

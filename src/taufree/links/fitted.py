@@ -14,6 +14,7 @@ from taufree.links.measured import Measured, MeasuredLogOdds
 from taufree.links.temperature import LINEAR, Scaled
 
 ROUNDING = 1e-6  # of sums in float32
+LARGEST_LOGIT = 690.0  # whose exp float64 holds
 FIRST_STEPS = 8  # of Newton's, each a factor of two at most, on the first batch
 FAR_IN_A_ROW = 8  # batches that want another gain, all on the same side, after which older ones are forgotten
 
@@ -26,6 +27,13 @@ class Fitted(Measured):
     far_in_a_row: Tensor
     largest: float
     """The logit of c = 1 at scale 1."""
+    unit = 1.0
+    """The scale of gain 1."""
+
+    @property
+    def most(self) -> float:
+        """The largest ``log_gain``: in a cone that wants more, weights would leave float64."""
+        return math.log(LARGEST_LOGIT / (self.unit * self.largest))
 
     def _begin(self) -> None:
         self.register_buffer("log_gain", torch.zeros(()))
@@ -58,7 +66,8 @@ class Fitted(Measured):
 
     def _step(self, measure: Measure) -> None:
         link = self._current()
-        if measure.fit_gain(link, Gain(self.log_gain, self.curvature, self.far_in_a_row, self.largest)):
+        gain = Gain(self.log_gain, self.curvature, self.far_in_a_row, self.largest, self.most)
+        if measure.fit_gain(link, gain):
             return
         found = measure.likelihood(link)
         device = found.gradient.device
@@ -86,7 +95,7 @@ class Fitted(Measured):
         largest = link.formula_scale() * self.largest
         least = ROUNDING * largest
         ignored = ignored | ((size <= least) & (variance <= least * largest))
-        moved = scalars.clamp(log_gain - step, 0.0, math.inf)
+        moved = scalars.clamp(log_gain - step, 0.0, self.most)
         for buffer, old, new in zip(
             state, (log_gain, curvature, far), (moved, curvature_now, far_now), strict=True
         ):
@@ -117,7 +126,8 @@ class FittedLogOdds(Fitted, MeasuredLogOdds):
 
     ``log_gain`` remembers log g from loss to loss, ``curvature`` the sum, and ``far_in_a_row`` how many
     batches have wanted another gain; all are in the ``state_dict``. The gain starts at 1, the paper's link,
-    and never goes below: a flatter link teaches an untrained network little. In evaluation mode and under
+    and never goes below: a flatter link teaches an untrained network little. Nor does the logit of c = 1 go
+    above 690, whose weight float64 still holds. In evaluation mode and under
     ``torch.no_grad()`` it stays. A link that has served one training should not serve the next: make a new
     one.
 
@@ -166,6 +176,7 @@ class FittedTemperature(Fitted):
     """
 
     largest = 1.0
+    unit = 2.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +195,7 @@ class FittedTemperature(Fitted):
         return LINEAR
 
     def formula_scale(self) -> float | Tensor:
-        return 2 * self._gain()
+        return self.unit * self._gain()
 
     def extra_repr(self) -> str:
         return f"tau={scalars.text(1 / self.formula_scale())}"

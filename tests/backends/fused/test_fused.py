@@ -73,6 +73,9 @@ def test_tiles_that_float32_cannot_hold(interpreted):
 def test_weights_that_float64_cannot_hold(interpreted):
     """A gain that only the device knows gives finite results, one that is known is refused."""
     assert all(abs(x) < 1e7 for x in interpreted["beyond"])
+    found, expected = interpreted["too steep"]
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.1
     assert "2^1000" in interpreted["refused"]
 
 

@@ -223,11 +223,13 @@ class OneTile:
     def _add_labelled(self) -> None:
         tile, count = self.tile, self.contrast.positive_count().to(self.wide)
         assert tile.same is not None
-        offset = 0.0 if self.offsets is None else self.offsets[0]
-        log_s = self.kind.log(tile.sum(1, ~tile.same)) - offset
+        log_s = self.kind.log(tile.sum(1, ~tile.same))
+        if self.offsets is not None:
+            log_s = log_s - self.offsets[0]
         log_w = self.kind.log(tile.sum(1, tile.same))
         closed = close(count, log_s, log_w, tile.logits(tile.same).sum(1), self.contrast.decoupled)
-        if isinstance(offset, Tensor):
+        if self.offsets is not None:
+            offset = self.offsets[0]
             closed = closed._replace(log_z=closed.log_z + offset, keep=closed.keep * offset.exp())
         self.closed = closed
         self.losses = self.closed.losses

@@ -11,7 +11,7 @@ from torch import Tensor
 from taufree.backends.fused import MAX_BITS
 from taufree.backends.numerics import chords, normalize
 from taufree.contrast import Contrast
-from taufree.links import Link
+from taufree.links import Formula, Link
 from taufree.stats import Tally, add_tile
 
 # How the kernels compute a link. ODDS: log-odds at gain 1. POWER: log-odds at any gain. SCALE: scale * c.
@@ -128,8 +128,8 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
     else:
         gentle = not isinstance(scale, Tensor) and 0 <= scale <= MAX_EXP_SCALE and not contrast.hardness
         kind = EXP if gentle and not labelled and contrast.own_negatives is None else SCALE
-    if isinstance(scale, Tensor):
-        scale = scale.to(device, torch.float32).reshape(-1).contiguous()
+    if isinstance(scale, Tensor):  # one that is too large counts as the largest that float64 holds
+        scale = scale.to(device, torch.float32).reshape(-1).clamp(max=_largest_scale(contrast, formula))
     elif kind == ODDS:  # which has none
         scale = contrast.anchors.new_empty(0, dtype=torch.float32)
     else:
@@ -156,6 +156,12 @@ def arguments_of(contrast: Contrast, link: Link, weight: float = 1.0) -> Argumen
         weight,
         contrast.hardness,
     )
+
+
+def _largest_scale(contrast: Contrast, formula: Formula) -> float:
+    """By which no weight is more than 2^MAX_BITS."""
+    bits = MAX_BITS - contrast.hardness / math.log(2)
+    return bits / (math.log2(2 / formula.resolution + 1) if formula.kind == "log-odds" else 1 / math.log(2))
 
 
 def _own_negatives(contrast: Contrast, link: Link) -> tuple[Tensor | None, Tally | None]:

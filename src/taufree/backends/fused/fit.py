@@ -24,7 +24,7 @@ def step(contrast: Contrast, link: Link, gain: Gain) -> None:
     y = x if contrast.keys is None else contrast.keys.detach().contiguous()
     sample = min(n, MAX_ANCHORS)
     blocks = -(-n // BN)
-    most = PROGRAMS[blocks > PROGRAMS[0]]
+    most = PROGRAMS[0] if blocks <= PROGRAMS[0] else PROGRAMS[1]
     programs = min(blocks, most)
     parts = x.new_empty(kernels.PARTS, programs, MAX_ANCHORS, dtype=torch.float32)
     ids = parts if contrast.ids is None else contrast.ids.contiguous()
@@ -37,6 +37,7 @@ def step(contrast: Contrast, link: Link, gain: Gain) -> None:
         )  # fmt: skip
         start(
             kernels.newton, 1, parts, scale, gain.log_gain, gain.curvature, gain.far_in_a_row, n, sample,
-            programs, float(gain.largest), MAX_PROGRAMS=most, BM=MAX_ANCHORS, BLOCK=16, num_warps=8,
+            programs, float(gain.largest), float(gain.most), MAX_PROGRAMS=most, BM=MAX_ANCHORS, BLOCK=16,
+            num_warps=8,
         )  # fmt: skip
     torch.autograd.graph.increment_version((gain.log_gain, gain.curvature, gain.far_in_a_row))

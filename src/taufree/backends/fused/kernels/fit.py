@@ -123,11 +123,11 @@ def sample_logits(x, y, ids, scale, parts, x_least, y_least, N, sample, shift, p
     do_not_specialize=("N", "sample", "programs"),
     do_not_specialize_on_alignment=("parts", "scale", "log_gain", "curvature", "far_in_a_row"),
 )
-def newton(parts, scale, log_gain, curvature, far_in_a_row, N, sample, programs, largest,
+def newton(parts, scale, log_gain, curvature, far_in_a_row, N, sample, programs, largest, most,
            MAX_PROGRAMS: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """One step of ``links.fitted.Fitted``, in place, from the ``parts`` of ``sample`` of N anchors.
 
-    ``largest`` is the logit of c = 1 at scale 1.
+    ``largest`` is the logit of c = 1 at scale 1, ``most`` the largest log_gain.
     """
     old, times = tl.load(log_gain).to(tl.float64), tl.load(scale).to(tl.float64)
     anchors, gradient, spread = 0.0 * old, 0.0 * old, 0.0 * old
@@ -168,7 +168,7 @@ def newton(parts, scale, log_gain, curvature, far_in_a_row, N, sample, programs,
     ignored = (step != step) | (now == float("inf"))
     ignored |= (size <= least) & (variance <= least * times * largest)
     step = tl.where(step > LN2, LN2, tl.where(step < -LN2, -LN2, step))
-    moved = tl.where(old - step < 0, 0.0, old - step)
+    moved = tl.where(old - step < 0, 0.0, tl.where(old - step > most, most, old - step))
     if ignored == 0:
         tl.store(log_gain, moved)
         tl.store(curvature, now)
