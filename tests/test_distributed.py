@@ -126,6 +126,7 @@ def test_no_rank_holds_more_of_the_matrix_than_tiles(world):
         ("ids", ("no ids", "with ids")),
         ("negative_keys", ("negative_keys [M, 5] float32",)),
         ("tracker", (", tracked",)),
+        ("balanced", (", balanced",)),
     ],
 )
 def test_another_call_on_one_rank_raises_on_all(world, change, told):

@@ -91,7 +91,11 @@ def test_exported(link, n):
     close([torch.export.export(Loss(), inputs).module()(*inputs)], [nt_xent(*inputs, link=link)])
 
 
-@pytest.mark.parametrize("loss", [nt_xent, info_nce, sigmoid_nce])
+def balanced_with_ids(a, b):
+    return info_nce(a, b, ids=torch.arange(a.shape[0]) // 2, symmetric=True, balanced=True)
+
+
+@pytest.mark.parametrize("loss", [nt_xent, info_nce, sigmoid_nce, balanced_with_ids])
 def test_exported_for_any_batch(loss):
     class Loss(torch.nn.Module):
         def forward(self, a, b):

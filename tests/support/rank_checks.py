@@ -125,8 +125,8 @@ def mismatch(rank, change):
         options["link"] = CalibratedLogOdds().train(not odd)
     if odd and change == "tracker":
         options["_tracker"] = Tracker()
-    if odd and change == "ids":
-        options["ids"] = torch.arange(4)
+    if odd and change in ("ids", "balanced"):
+        options[change] = torch.arange(4) if change == "ids" else True
     a, b = torch.ones(4, d, dtype=dtype), torch.ones(4, d, dtype=dtype)
     extra = [torch.ones(2, d)] if odd and change == "negative_keys" else []
     try:
