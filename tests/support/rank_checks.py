@@ -243,7 +243,8 @@ def everything(rank, world):
     found["collectives"] = count_collectives(rank)
     found["largest"] = largest(world)
     found["several views"] = several_views(rank, world)
-    for change in ("columns", "dtype", "reduction", "link", "mode", "ids", "negative_keys", "tracker"):
+    changes = ("columns", "dtype", "reduction", "link", "mode", "ids", "negative_keys", "tracker", "balanced")
+    for change in changes:
         found[f"mismatch, {change}"] = mismatch(rank, change)
     dist.barrier()
     if rank == 0 and world == min(WORLDS):  # the last one; the others leave
