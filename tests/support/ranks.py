@@ -62,7 +62,6 @@ CALLS = {  # function, tensors, options
         "abq",
         {"ids": 3, "negative_ids": 4, "symmetric": True, "in_batch": True, "balanced": True},
     ),
-    "nt_xent, balanced": ("nt_xent", "ab", {"balanced": True, "weights": None}),
     "sup_con, balanced": ("sup_con", "a", {"labels": 4, "balanced": True, "weights": None}),
     "sigmoid": ("sigmoid_nce", "ab", {"bias": -3.0}),
     "sigmoid, ids": ("sigmoid_nce", "ab", {"ids": 3, "weights": None}),
