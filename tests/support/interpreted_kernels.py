@@ -279,7 +279,7 @@ def finest():
 def fitted():
     """States of fitted links after some steps, measured by torch in float64 and by the kernels; the last
     number is how many steps the kernels took."""
-    by_kernels, kernels, usual = [], fit.step, (fit.PROGRAMS, fit.BN)
+    by_kernels, kernels, usual = [], fit.step, (fit.PROGRAMS, fit.BN, fit.MAX_ANCHORS)
     fit.step = lambda *arguments: by_kernels.append(kernels(*arguments))
     cases = [(FittedLogOdds, name, torch.float32, 14, 9) for name in FIT_LOSSES]
     cases += [
@@ -294,8 +294,12 @@ def fitted():
     found = {}
     for kind, name, dtype, n, d in cases:
         by_kernels.clear()
-        fit.PROGRAMS, fit.BN = ((2, 4), 16) if n > N else usual
-        states = [fit_steps(kind, name, n, d, dtype, exactly=exactly) for exactly in (True, False)]
+        small = (usual[0], 16, 64)  # room for all anchors: the interpreter's time goes by it
+        fit.PROGRAMS, fit.BN, fit.MAX_ANCHORS = ((2, 4), 16, usual[2]) if n > N else small
+        steps = 1 if n > N else 3
+        states = [
+            fit_steps(kind, name, n, d, dtype, exactly=exactly, steps=steps) for exactly in (True, False)
+        ]
         found[f"{kind.__name__}, {name}, {n}, {str(dtype)[6:]}"] = [*states, len(by_kernels)]
     return found
 

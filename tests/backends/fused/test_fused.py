@@ -134,7 +134,7 @@ def test_a_fitted_gain_is_the_same_by_kernels(interpreted):
     for case, (expected, found, steps) in interpreted["fitted"].items():
         exact = 2e-3 if case.startswith("finest") else 1e-4
         assert found == pytest.approx(expected, rel=exact, abs=1e-5), case
-        assert steps >= 2 + FIRST_STEPS, case
+        assert steps > FIRST_STEPS, case
 
 
 def test_a_link_may_change_between_forward_and_backward(interpreted):
